@@ -47,12 +47,11 @@ class Resource:
 
     #: Heading of its tables.
     title: str
-    #: Help of its group of commands, and of ``ls``.
-    noun: str
-    about: str
-    columns: tuple[Column, ...]
     #: Fields that identify a row; the first names it.
     key: tuple[str, ...]
+    #: Help of its group of commands, and of ``ls``.
+    noun: str = ""
+    about: str = ""
     #: Function of (client, keys) that returns all rows, and of (client, keys, id) that returns one in detail, or None;
     #: paths below ``penstock``.
     read: str = ""
@@ -61,6 +60,7 @@ class Resource:
     sort: str | None = None
     #: Path of further field names, which are in ``--json`` only.
     also: str = ""
+    columns: tuple[Column, ...] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -158,8 +158,8 @@ def _columns(text: str) -> tuple[Column, ...]:
 
 
 JOBS = Resource(
-    "jobs", "Jobs in the queues.", "List jobs with their state, lane, versions and attempts.",
-    _columns("""
+    "jobs", ("job",), "Jobs in the queues.", "List jobs with their state, lane, versions and attempts.",
+    "console.read.jobs.list_jobs", "console.read.jobs.read_job", sort="job", columns=_columns("""
         *job          text     its id: DATASET/EPOCH/LINE
         *state        text     queued, leased, delayed (retried later), dead, ready (complete) or retiring
         home_lane     text     the lane that it was admitted to
@@ -172,13 +172,12 @@ JOBS = Resource(
         *crashes      number   engines that crashed on it
         *worker       text     the worker that holds it
         seq           number   its position in the order of admission
-    """),
-    ("job",), "console.read.jobs.list_jobs", "console.read.jobs.read_job", sort="job",
-)  # fmt: skip
+    """))  # fmt: skip
 
 DEAD = Resource(
-    "dead letters", "Dead-lettered jobs.", "List dead-lettered jobs, oldest first, and how long they are.",
-    _columns("""
+    "dead letters", ("job", "buried_ms"), "Dead-lettered jobs.",
+    "List dead-lettered jobs, oldest first, and how long they are.", "console.read.jobs.list_dead",
+    "console.read.jobs.read_dead", columns=_columns("""
         *job            text       id of the job
         *reason         text       why its last attempt failed
         *attempts       number     failed attempts
@@ -190,14 +189,12 @@ DEAD = Resource(
         max_new_tokens  number     most tokens of an answer
         *answers        text       generated tokens of each finished answer
         *detail         last_line  the error; the last line of its traceback (`penstock dead show JOB` has all of it)
-    """),
-    ("job", "buried_ms"), "console.read.jobs.list_dead", "console.read.jobs.read_dead",
-)  # fmt: skip
+    """))  # fmt: skip
 
 GROUPS = Resource(
-    "ready groups", "Cut finished groups into batches for the trainers; `ls`: groups.",
+    "ready groups", ("job", "subscription"), "Cut finished groups into batches for the trainers; `ls`: groups.",
     "List ready groups, per subscription of their lane: versions, staleness, age, and why they are not cut.",
-    _columns("""
+    "console.read.groups.list_groups", columns=_columns("""
         *job           text     id of the job whose samples they are
         *subscription  text     a subscription of its lane
         *lane          text     lane of the job
@@ -216,13 +213,12 @@ GROUPS = Resource(
         batch          number   the last batch that held it
         *state         text     ready, cut, given up or unreadable
         *why           text     why it is in no batch yet, or which one has it
-    """),
-    ("job", "subscription"), "console.read.groups.list_groups",
-)  # fmt: skip
+    """))  # fmt: skip
 
 WORKERS = Resource(
-    "workers", "Workers.", "List live workers.",
-    _columns("""
+    "workers", ("name",), "Workers.", "List live workers.", "console.read.workers.list_workers",
+    "console.read.workers.read_worker", also="protocol.presence.WorkerPresence.__dataclass_fields__",
+    columns=_columns("""
         *name             text     its name: the one that it was started with, and a random suffix
         *version          number   version of the weights that it generates with
         *state            state    serving, or why it does not: starting, no weights, draining, crash loop, ...
@@ -239,15 +235,12 @@ WORKERS = Resource(
         engine_restarts   number   restarts of its engine
         lost_leases       number   leases that it lost
         why               text     why it does not serve as it should
-    """),
-    ("name",), "console.read.workers.list_workers", "console.read.workers.read_worker",
-    also="protocol.presence.WorkerPresence.__dataclass_fields__",
-)  # fmt: skip
+    """))  # fmt: skip
 
 TRAINERS = Resource(
-    "trainers", "Trainers.",
+    "trainers", ("name", "rank"), "Trainers.",
     "List ranks of trainers: whether they run, step and version, batches committed and kept, figures, waits.",
-    _columns("""
+    "console.read.trainers.list_trainers", columns=_columns("""
         *name            text     its subscription
         *rank            number   the rank that reported these figures
         *state           text     running, parked (its groups are kept while it is away), gone, dropped or unreadable
@@ -262,14 +255,12 @@ TRAINERS = Resource(
         *waits_for       text     what it waits for now
         pid              number   pid of its process
         *age_s           seconds  time since its last report
-    """),
-    ("name", "rank"), "console.read.trainers.list_trainers",
-)  # fmt: skip
+    """))  # fmt: skip
 
 SUBS = Resource(
-    "subscriptions", "Subscriptions of trainers.",
+    "subscriptions", ("name",), "Subscriptions of trainers.",
     "List subscriptions with definition, position, held groups, and disposals by reason.",
-    _columns("""
+    "console.read.trainers.list_subs", also="protocol.subs.LISTED", columns=_columns("""
         *name         text     its name
         *state        text     running, parked (its groups are kept while its trainer is away), gone or unreadable
         *mode         text     how stale its batches may be: sync, one_step or async; asked: what its trainer asks for
@@ -284,14 +275,12 @@ SUBS = Resource(
         *held_groups  number   groups that are kept for it
         *drops        text     groups that it gave up, by reason
         unreadable    text     what is wrong with its record
-    """),
-    ("name",), "console.read.trainers.list_subs", also="protocol.subs.LISTED",
-)  # fmt: skip
+    """))  # fmt: skip
 
 WEIGHTS = Resource(
-    "publications", "Publications of weights.",
+    "publications", ("model", "id"), "Publications of weights.",
     "List publications, newest first: version, place, size, workers that have or load it, and what keeps it.",
-    _columns("""
+    "console.read.weights.list_weights", columns=_columns("""
         *id         text     VERSION-REVISION
         *model      text     name of the model
         version     number   its version
@@ -307,14 +296,12 @@ WEIGHTS = Resource(
         *pinned_by  text     evaluations that keep it
         *path       text     its folder
         *state      text     newest; or why it is set aside
-    """),
-    ("model", "id"), "console.read.weights.list_weights",
-)  # fmt: skip
+    """))  # fmt: skip
 
 DATA = Resource(
-    "datasets with a curriculum", "Datasets with a curriculum, and the success rates of their prompts.",
+    "datasets with a curriculum", ("dataset",), "Datasets with a curriculum, and the success rates of their prompts.",
     "List datasets: prompts generated for, the share of right answers, always and never right ones, and skips.",
-    _columns("""
+    "console.read.rates.list_datasets", "console.read.rates.show_prompt", columns=_columns("""
         *dataset       text    its name
         *prompts       number  prompts with a counted group
         *mean          mean    mean share of right answers per prompt
@@ -323,26 +310,22 @@ DATA = Resource(
         *never         number  prompts without a right answer
         *skipped_easy  number  prompts skipped because they are too easy
         *skipped_hard  number  prompts skipped because they are too hard
-    """),
-    ("dataset",), "console.read.rates.list_datasets", "console.read.rates.show_prompt",
-)  # fmt: skip
+    """))  # fmt: skip
 
 PAYLOADS = Resource(
-    "payload servers", "Payload servers.", "List servers with their state, memory, and whether they answer.",
-    _columns("""
+    "payload servers", ("name",), "Payload servers.",
+    "List servers with their state, memory, and whether they answer.", "console.read.payloads.list_servers",
+    columns=_columns("""
         *name     text    its name, which samples record
         *state    text    live, draining (only read), drained (empty) or lost
         *url      text    its address
         *used_mb  number  memory or disk in use, MiB
         *max_mb   number  its limit, MiB
         *answers  text    yes, or why it does not answer
-    """),
-    ("name",), "console.read.payloads.list_servers",
-)  # fmt: skip
+    """))  # fmt: skip
 
 NEXT = Resource(
-    "next jobs", "", "",
-    _columns("""
+    "next jobs", ("job",), columns=_columns("""
         *job          text    id of the job
         *lane         text    its lane
         *place        number  its place in that lane
@@ -353,13 +336,10 @@ NEXT = Resource(
         *n            number  the samples that it is asked for
         *prompt       text    its prompt
         *blocked_by   text    why no engine may start it now
-    """),
-    ("job",),
-)  # fmt: skip
+    """))  # fmt: skip
 
 PROCESSES = Resource(
-    "processes", "", "",
-    _columns("""
+    "processes", ("name",), columns=_columns("""
         *name    text    its name
         *kind    text    engine, router or worker
         *host    text    its machine
@@ -367,13 +347,10 @@ PROCESSES = Resource(
         *pid     number  its pid
         *starts  number  how often it was started
         *why     text    why it does not run
-    """),
-    ("name",),
-)  # fmt: skip
+    """))  # fmt: skip
 
 SAMPLES = Resource(
-    "samples", "Samples: prompts, answers, rewards, and what became of them.", "",
-    _columns("""
+    "samples", ("id",), "Samples: prompts, answers, rewards, and what became of them.", columns=_columns("""
         *id             text     its id: DATASET/EPOCH/LINE/K
         *reward         number   its reward
         *oldest         number   oldest version of its generated tokens
@@ -383,13 +360,11 @@ SAMPLES = Resource(
         *reason         text     why; of an open one the state of its job
         *prompt         excerpt  its prompt
         *answer         excerpt  its answer
-    """),
-    ("id",),
-)  # fmt: skip
+    """))  # fmt: skip
 
 EVALS = Resource(
-    "evaluation", "Evaluation: scores and answers of held-out prompts over versions.", "",
-    _columns("""
+    "evaluation", ("dataset", "version"), "Evaluation: scores and answers of held-out prompts over versions.",
+    columns=_columns("""
         *dataset       text    name of the dataset
         *version       number  the version that was asked for
         *mean_version  mean    mean version of the generated tokens
@@ -402,13 +377,10 @@ EVALS = Resource(
         *reward_min    mean    lowest reward
         *reward_max    mean    highest reward
         *pass_at       by_k    k: chance that one of k answers to a prompt is right
-    """),
-    ("dataset", "version"),
-)  # fmt: skip
+    """))  # fmt: skip
 
 CATEGORIES = Resource(
-    "evaluation", "", "",
-    _columns("""
+    "evaluation", ("dataset", "version", "category"), columns=_columns("""
         *dataset      text    name of the dataset
         *version      number  the version that was asked for
         *category     text    category of the prompts (data.eval's category_key)
@@ -417,45 +389,34 @@ CATEGORIES = Resource(
         *reward_mean  mean    mean reward
         *pass_at      by_k    k: chance that one of k answers to a prompt is right
         *majority_at  by_k    k: reward of the most frequent of k answers
-    """),
-    ("dataset", "version", "category"),
-)  # fmt: skip
+    """))  # fmt: skip
 
 LANES = Resource(
-    "lanes", "", "",
-    _columns("""
+    "lanes", ("lane",), read="console.read.lanes.list_lanes", columns=_columns("""
         *lane      text     suspect (engines crashed on its jobs), resume (interrupted samples), eval, score or train
         *queued    number   jobs that wait for a worker
         *leased    number   jobs that a worker has
         *ready     number   complete groups that a batch may still take
         *oldest_s  seconds  how long its next job has been queued
         *paused    text     whether nothing is leased from it (`penstock pause`)
-    """),
-    ("lane",), "console.read.lanes.list_lanes",
-)  # fmt: skip
+    """))  # fmt: skip
 
 VERIFIERS = Resource(
-    "verifiers", "", "",
-    _columns("""
+    "verifiers", ("name",), columns=_columns("""
         *name    text     its name
         *host    text     its machine
         *state   text     what it does
         *checks  number   rewards that it has computed
         *killed  number   computations that it had to kill
         *age_s   seconds  time since its last heartbeat
-    """),
-    ("name",),
-)  # fmt: skip
+    """))  # fmt: skip
 
 WAITS = Resource(
-    "waits", "", "",
-    _columns("""
+    "waits", ("who",), read="console.read.trainers.list_waits", columns=_columns("""
         *who      text     the part that waits
         *since_s  seconds  for how long
         *what     text     what it waits for (`penstock why` follows it to its cause)
-    """),
-    ("who",), "console.read.trainers.list_waits",
-)  # fmt: skip
+    """))  # fmt: skip
 
 #: By the word of the command line. Resources without one are tables of other commands.
 RESOURCES: Mapping[str, Resource] = {

@@ -133,11 +133,6 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
-def value_text(value: Any) -> str:
-    """Return text unchanged, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def excerpt(text: str) -> str:
     """Return the beginning of a text, on one line, without terminal control characters."""
     line = printable(" ".join(text[: 4 * EXCERPT].split()))

@@ -10,7 +10,7 @@ import typer
 
 from penstock.console.cli.command import Answer, Change, command, operator
 from penstock.console.cli.target import LiveTarget, Target
-from penstock.console.terminal import print_json, say, table, value_text
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import EngineError
 
 if TYPE_CHECKING:
@@ -151,6 +151,6 @@ def _reason(body: bytes) -> str:
         for name in ("message", "error", "detail"):
             if isinstance(value, dict) and value.get(name):
                 value = value[name]
-        text = value_text(value)
+        text = value if isinstance(value, str) else json.dumps(value)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_REASON_CHARS].rstrip(".") if lines else ""

@@ -1,5 +1,6 @@
 """Commands that inspect a complete run: status, why, audit. Each prints words, or --json."""
 
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -18,10 +19,10 @@ from penstock.console.cli.history.trace import trace
 from penstock.console.cli.nouns import show_table
 from penstock.console.cli.rewards import reward_app
 from penstock.console.cli.target import Target
-from penstock.console.cli.top import top
 from penstock.console.read.tokens import goodput_line
 from penstock.console.resources import LISTS, VERIFIERS
 from penstock.console.terminal import flush, print_json, reader_left, say
+from penstock.errors import ConfigError
 
 _TABLES = ("lanes", "workers", "subs", "trainers", "waits")
 
@@ -147,6 +148,17 @@ def rollback_line(counters: Mapping[str, int]) -> str:
     return f"Redis lost acknowledged writes {times} times (failover, power loss), at least: {words}" if words else ""
 
 
+def top(
+    target: Target, every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0
+) -> None:
+    """Watch a run: workers, jobs, subscriptions and waits, with keys to sort and to open one. q quits."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("`penstock top` needs a terminal; `penstock status --watch` works in a pipe too.")
+    from penstock.console.top import Top
+
+    Top(target, every).run()
+
+
 def audit(target: Target, answer: Answer) -> None:
     """Recount every job and group from the keys; exit code 1 on a difference."""
     from penstock.console.progress import Steps
@@ -170,12 +182,11 @@ def audit(target: Target, answer: Answer) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add these commands, and those of all nouns, to ``penstock``."""
-    for verb in (status, why, audit):
+    for verb in (status, why, audit, top):
         command(app)(verb)
     nouns.register(app)
     payloads_cli.register(nouns.APPS["payloads"])
     doctor.register(app)
-    command(app)(top)
     command(app)(export)
     command(app)(trace)
     for name, group in {"engines": engines_app, "samples": samples_app, "eval": eval_app, "reward": reward_app}.items():

@@ -157,12 +157,10 @@ def dead_requeue(
     target: LiveTarget, change: Change, job: JobsArgument = None, every: AllOption = False, where: WhereOption = None
 ) -> None:
     """Requeue dead-lettered jobs with all their attempts: one, those of a filter, or all."""
-    from penstock.console.acts import requeue
-
     letters = _letters(target, job, every, where)
     if not change.dry_run and job is None and letters:
         agree(f"queue {many(len(letters), 'dead-lettered job')} again", yes=change.yes)
-    done = letters if change.dry_run else requeue(target, letters)
+    done = letters if change.dry_run else target.requeue(letters)
     _tell_done(job, done, "queued again", change)
 
 
@@ -171,12 +169,10 @@ def dead_purge(
     target: LiveTarget, change: Change, job: JobsArgument = None, every: AllOption = False, where: WhereOption = None
 ) -> None:
     """Purge dead-lettered jobs for good, with their letters: one, those of a filter, or all."""
-    from penstock.console.acts import purge
-
     letters = _letters(target, job, every, where)
     if not change.dry_run and letters:
         agree(f"purge {many(len(letters), 'dead-lettered job')} for good", yes=change.yes, must_say=True)
-    done = letters if change.dry_run else purge(target, letters)
+    done = letters if change.dry_run else target.purge(letters)
     _tell_done(job, done, "purged", change)
 
 

@@ -4,6 +4,7 @@ import shlex
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -85,6 +86,23 @@ class Target:
     def subs(self) -> list[str]:
         fields = self.client.hkeys(self.keys.subs)
         return sorted(name_shown(field[4:]) for field in fields if field.startswith(b"sub:"))
+
+    def requeue(self, jobs: Sequence[str]) -> list[str]:
+        """Requeue dead-lettered jobs with all their attempts; return those that were. Blocks for a round trip each."""
+        from penstock.protocol import scripts
+
+        model = next(iter(self.models()), "policy")
+        return [one for one in jobs if scripts.run(self.client, scripts.requeue(self.keys, one, model))]
+
+    def purge(self, jobs: Sequence[str]) -> list[str]:
+        """Purge dead-lettered jobs; return those that were. Blocks for a round trip each."""
+        from penstock.protocol import scripts
+        from penstock.records.job import JobState
+
+        subs = self.subs()
+        # A job that was requeued meanwhile is kept.
+        calls = ((one, scripts.cancel(self.keys, one, subs, only=JobState.DEAD)) for one in jobs)
+        return [one for one, call in calls if scripts.run(self.client, call) == JobState.DEAD]
 
 
 class LiveTarget(Target):

@@ -35,7 +35,6 @@ from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
 from penstock.config.reading.yaml_file import read_yaml
-from penstock.console.acts import purge, requeue
 from penstock.console.cli.target import Target
 from penstock.console.read.jobs import read_job
 from penstock.console.read.samples import open_samples
@@ -280,8 +279,8 @@ def make_app(directory: Path, *, token: str | None = None) -> Guard:
     def dead(run: str, wish: DeadWish) -> Response:
         if len(wish.jobs) > MAX_ACTION_JOBS:
             raise ConfigError(f"These are {len(wish.jobs):,} jobs: name at most {MAX_ACTION_JOBS:,} at once.")
-        act = requeue if wish.do == "requeue" else purge
-        return Json({"done": act(target_of(run), wish.jobs)})
+        target = target_of(run)
+        return Json({"done": (target.requeue if wish.do == "requeue" else target.purge)(wish.jobs)})
 
     @app.post("/api/runs/{run}/lane")
     def lane(run: str, wish: LaneWish) -> Response:

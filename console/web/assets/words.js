@@ -26,13 +26,6 @@ export function share(value) {
   return typeof value === "number" && Number.isFinite(value) ? `${number(100 * value, 1)} %` : DASH;
 }
 
-export function bytes(value) {
-  if (typeof value !== "number") return DASH;
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  const at = Math.min(units.length - 1, Math.floor(Math.log10(Math.max(1, value)) / 3));
-  return `${trimmed(value / 1000 ** at)} ${units[at]}`;
-}
-
 export function duration(seconds) {
   if (typeof seconds !== "number" || !Number.isFinite(seconds)) return DASH;
   const whole = Math.round(seconds);

@@ -10,7 +10,7 @@ from penstock.console.selection import SHOWN, Choice, Row, select
 from penstock.errors import ConfigError
 
 FIELDS = ("job", "state", "n", "worker")
-JOBS = Resource("jobs", "", "", tuple(Column(name, "text", "", name == "job") for name in FIELDS), ("job",))
+JOBS = Resource("jobs", ("job",), columns=tuple(Column(name, "text", "", name == "job") for name in FIELDS))
 ROWS: list[Row] = [
     {"job": "d/0/10", "state": "dead", "n": 3, "worker": "w1"},
     {"job": "d/0/9", "state": "queued", "n": 12, "worker": ""},

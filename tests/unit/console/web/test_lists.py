@@ -23,7 +23,7 @@ class Book:
         self.target: Any = SimpleNamespace(client=None, keys=SimpleNamespace(run="demo"))
         self.lists = Lists(clock=lambda: self.now)
         columns = tuple(Column(name, "text", "", True) for name in ("job", "n"))
-        monkeypatch.setitem(lists.LISTS, "jobs", Resource("jobs", "", "", columns, ("job",)))  # type: ignore[index]
+        monkeypatch.setitem(lists.LISTS, "jobs", Resource("jobs", ("job",), columns=columns))  # type: ignore[index]
         monkeypatch.setattr(Resource, "rows", self._read)
 
     def _read(self, *_: Any) -> Rows:
