@@ -37,8 +37,8 @@ import numpy as np
 import typer
 
 from benchmarks.common import Report, execute, median, versions
+from penstock.history.blocks import Piece
 from penstock.history.filters import Filters, Sort
-from penstock.history.packing import Piece
 from penstock.history.part import parts_of
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use
@@ -222,7 +222,7 @@ class Kind:
         self.raw_bytes = sum(map(_raw_bytes, self._pool)) / DISTINCT
 
     def pieces(self, tokens: Collection[int]) -> Mapping[int, Piece]:
-        return {one: Piece(self._texts[one].encode()) for one in tokens}
+        return {one: (self._texts[one].encode(), False) for one in tokens}
 
     def row(self, at: int) -> SampleRow:
         """The pool's row as one of its own: other ids, rewards and versions; tokens of the prompt as its group has."""

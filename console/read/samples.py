@@ -12,10 +12,9 @@ from typing import Any
 from penstock.config.reading.yaml_file import read_yaml
 from penstock.console.read.live_samples import read_live
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.history.blocks import ARRAYS
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
-from penstock.history.row import TIMES, Fate, SampleRow, Use
+from penstock.history.row import ARRAYS, TIMES, Fate, SampleRow, Use
 from penstock.model.tokenizer import TextOf, load_token_texts
 from penstock.names import Lane
 from penstock.records.keys import Keys

@@ -10,11 +10,10 @@ from penstock.console.read.samples import listed, newest_batch, open_live, open_
 from penstock.console.web.replies import NotThere
 from penstock.console.web.run_snapshots import Looks
 from penstock.errors import ConfigError, PenstockError
-from penstock.history.blocks import ARRAYS
 from penstock.history.eval_rows import FILE, read_rows
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
-from penstock.history.row import SampleRow
+from penstock.history.row import ARRAYS, SampleRow
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.system.run_folder import RunFolder

@@ -20,9 +20,7 @@ class Retired:
     lane: str = ""
     #: Place in the order of admission; 0 if it cannot be read.
     seq: int = 0
-    #: Why it retires: retired, dropped, evicted, timed_out or cancelled.
-    reason: str = ""
-    #: The ledger account of its tokens, ``masked`` if some bore loss too; '': unknown.
+    #: The ledger account of its tokens, ``masked`` if some bore loss too; '' before it retires.
     account: str = ""
     #: Subscription in whose batches it was -> the last of its batches that was durable at that time.
     checkpoints: Mapping[str, int] = field(default_factory=dict)
@@ -34,12 +32,8 @@ class Retired:
     admitted_s: float = 0.0
     leased_s: float = 0.0
     ready_s: float = 0.0
-    #: Account (a subscription, or ``share:POOL``) -> uses, or the negative code of a disposal.
-    accounts: Mapping[str, int] = field(default_factory=dict)
     #: Subscription -> the batches that held it.
     uses: Mapping[str, Sequence[BatchUse]] = field(default_factory=dict)
-    #: Reasons given by filters, by subscription.
-    filtered: Mapping[str, str] = field(default_factory=dict)
     #: k of samples whose payload is lost.
     lost: frozenset[int] = frozenset()
     samples: Sequence[SampleMeta] = ()
@@ -64,9 +58,7 @@ def group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retire
     try:
         return _group_of(job, raw, meta)
     except (ProtocolError, ValueError) as exc:
-        return Retired(
-            job, lane=name_shown(raw.get(b"ln", b"")), reason=name_shown(raw.get(b"r", b"")), broken=str(exc)
-        )
+        return Retired(job, lane=name_shown(raw.get(b"ln", b"")), broken=str(exc))
 
 
 def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retired:
@@ -77,7 +69,6 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
         job,
         lane=name_shown(raw.get(b"ln", b"")),
         seq=count_of(raw.get(b"seq"), number),
-        reason=name_shown(raw.get(b"r", b"")),
         account=name_shown(raw.get(b"ac", b"")),
         checkpoints=_checkpoints(raw.get(b"cp", b""), number),
         attempts=count_of(raw.get(b"att"), number),
@@ -86,9 +77,7 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
         admitted_s=count_of(raw.get(b"ta", first_entry), number) / 1000,
         leased_s=count_of(raw.get(b"t0"), number) / 1000,
         ready_s=count_of(raw.get(b"t1"), number) / 1000,
-        accounts={name: count_of(value, number) for name, value in _under(raw, b"u:")},
         uses={name: uses_of(value, what) for name, value in _under(raw, b"h:")},
-        filtered={name: name_shown(value) for name, value in _under(raw, b"fr:")},
         lost=frozenset(int(k) for k, _ in _under(raw, b"x:")),
         samples=samples,
         label=next((one.label for one in samples if one.label), ""),

@@ -17,15 +17,9 @@ from penstock.records.sample_meta import Part, SampleMeta
 
 log = logging.getLogger(__name__)
 
-_DISPOSALS = {reason.code: reason for reason in Disposal}
-#: Fates by the group's reason to retire, if it does not depend on subscriptions.
-_ENDS = {"cancelled": (Fate.CANCELLED, ""), "timed_out": (Fate.DROPPED, "timed_out"), "evicted": (Fate.EVICTED, "")}
-#: Accounts of samples in a durable batch.
-_USED = ("masked", "trained")
-#: Reason of groups without a reader: a lane without a trainer, or a dropped subscription.
-UNUSED = "unused"
-#: Reasons that have other names in rows.
-_REASONS = {"unwanted": UNUSED, "unknown": ""}
+#: Reasons that have other names in rows. ``unused``: no reader, in a lane without a trainer, or after its subscription
+#: was dropped.
+_REASONS = {"unwanted": "unused", "unknown": ""}
 
 
 def uses_of_sample(group: Retired, meta: SampleMeta, part: Part | None = None, index: int = 0) -> list[Use]:
@@ -50,50 +44,18 @@ def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[F
         return Fate.DROPPED, Disposal.UNREADABLE
     if meta is not None and meta.k in group.lost:
         return Fate.PAYLOAD_LOST, ""
-    if group.account:
-        return _booked(group, meta, uses)
-    return _guessed(group, meta, uses)
-
-
-def _booked(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    """Return the fate recorded in the ledger of tokens."""
     account, _, reason = group.account.partition(":")
-    if account in _ENDS:
-        return _ENDS[account]
+    if account in (Fate.CANCELLED, Fate.EVICTED):
+        return Fate(account), ""
     if group.lane in SCORES:
         return SCORES[group.lane], ""
-    if account in _USED:
+    if account == Fate.MASKED:
         durable = [use for use in uses if use.batch <= group.checkpoints.get(use.subscription, 0)]
-        return _used(meta, durable) if durable or not uses else (Fate.MASKED, "")
-    if account == Fate.PAYLOAD_LOST:
-        return Fate.PAYLOAD_LOST, ""
-    return (Fate.FILTERED if account == Fate.FILTERED else Fate.DROPPED), _REASONS.get(reason, reason)
-
-
-def _guessed(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    """Derive the fate from the group's own fields, if it retired before the account was recorded."""
-    if group.reason in _ENDS and not (group.reason == "cancelled" and uses):
-        return _ENDS[group.reason]
-    if group.lane in SCORES:
-        return SCORES[group.lane], ""
-    if uses or any(count > 0 for count in group.accounts.values()):
-        return _used(meta, uses)
-    return _unused(group)
-
-
-def _used(meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    # Without uses it was cut before the run recorded a history.
-    bore_loss = any(use.loss_tokens for use in uses) if uses else meta is not None and meta.num_loss > 0
-    return (Fate.TRAINED if bore_loss else Fate.MASKED), ""
-
-
-def _unused(group: Retired) -> tuple[Fate, str]:
-    given_up = [_DISPOSALS[code] for code in sorted(group.accounts.values()) if code in _DISPOSALS]
-    if Disposal.FILTERED in given_up:
-        return Fate.FILTERED, next(iter(sorted(group.filtered.values())), "")
-    if Disposal.PAYLOAD_LOST in given_up:
-        return Fate.PAYLOAD_LOST, ""
-    return Fate.DROPPED, given_up[0] if given_up else UNUSED
+        # Without uses it was cut before the run recorded a history.
+        bore_loss = any(use.loss_tokens for use in durable) if uses else meta is not None and meta.num_loss > 0
+        return (Fate.TRAINED if bore_loss else Fate.MASKED), ""
+    fate = Fate(account) if account in (Fate.FILTERED, Fate.PAYLOAD_LOST) else Fate.DROPPED
+    return fate, _REASONS.get(reason, reason)
 
 
 Bytes = bytes | memoryview

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from penstock.config import HistoryConfig
 from penstock.consumers.history.retired import Retired
 from penstock.errors import ConfigError
-from penstock.history.packing import Piece, Spelling
+from penstock.history.blocks import Piece
 from penstock.model.tokenizer import TokenTexts, load_token_texts
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ class Texts:
         self._path = model_path
         self._looked = False
         self._found: TokenTexts | None = None
-        self._spelling = Spelling(self.pieces)
         #: The last prompt and its text: the samples of a group share it.
         self._prompt: tuple[list[int], str] = [], ""
 
@@ -62,28 +61,23 @@ class Texts:
         return found is not None and found.is_spelled
 
     def pieces(self, tokens: Collection[int]) -> Mapping[int, Piece]:
-        """Return the text of each of these tokens, without unknown ones."""
+        """Return the text of each of these tokens; {} without a tokenizer."""
         found = self._tokenizer()
-        return {} if found is None else {one: Piece(*found.piece_of(one)) for one in tokens}
+        return {} if found is None else {one: found.piece_of(one) for one in tokens}
 
     def prompt(self, tokens: list[int]) -> str:
         """Return the text of a prompt, including special tokens such as the end of a turn."""
         if tokens != self._prompt[0]:
-            self._prompt = tokens, self._of(tokens, special=True)
+            self._prompt = tokens, self._text(tokens, special=True)
         return self._prompt[1]
 
     def answer(self, tokens: list[int]) -> str:
         """Return the text of generated tokens, without special tokens."""
-        return self._of(tokens, special=False)
+        return self._text(tokens, special=False)
 
-    def _of(self, tokens: Sequence[int], *, special: bool) -> str:
+    def _text(self, tokens: Sequence[int], *, special: bool) -> str:
         found = self._tokenizer()
-        if found is None or not tokens:
-            return ""
-        if found.is_spelled:
-            # Each piece is decoded once: much faster than the tokenizer.
-            return self._spelling.text(tokens, special=special) or ""
-        return found.text_of(tokens, special)
+        return "" if found is None else found.text_of(tokens, special)
 
     def _tokenizer(self) -> TokenTexts | None:
         if not self._looked:

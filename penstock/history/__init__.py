@@ -3,8 +3,7 @@
 | file | content |
 |---|---|
 | `row.py` | a row for each sample, the batches that used it, and the words of its texts that are indexed |
-| `packing.py`, `blocks.py` | compression of arrays and of token texts |
-| `bodies.py`, `blocks.py` | the fields of a row that are not searched; those of several rows together, as bytes |
+| `blocks.py` | the other fields of several rows, and their arrays, as msgpack and zstandard |
 | `part.py`, `read_part.py` | one SQLite file of a history: its schema; writing it, and reading it |
 | `writer.py`, `reader.py` | all files of one recorder; of all recorders |
 | `filters.py` | which rows are requested, and the page after which they begin |

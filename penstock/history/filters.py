@@ -16,8 +16,8 @@ from penstock.errors import ConfigError
 from penstock.history.part import PartName
 from penstock.history.row import match_of, phrases_of
 
-#: An index that selects more rows than this, or more than one in ``SPARSE``, is not used: a table scan takes a tenth
-#: of the time per row. Prompts that contain a word are looked up to as many.
+#: An index that selects more rows than this, or more than one in ``SPARSE``, is not used: per row, a table scan takes a
+#: tenth as long. The index of prompts is used if it selects fewer than ``FEW_PROMPTS``.
 FEW, SPARSE, FEW_PROMPTS = 20_000, 16, 2_000
 
 
@@ -35,11 +35,11 @@ class Sort(StrEnum):
 
 
 #: Column of a sort, and the index in its order.
-COLUMNS = {
+ORDERS = {
     Sort.RECORDED: ("s", ""),
     Sort.REWARD: ("reward", "samples_reward"),
     Sort.VERSION: ("newest", "samples_newest"),
-    Sort.LENGTH: ("generated", "samples_generated"),
+    Sort.LENGTH: ("num_generated", "samples_length"),
 }
 
 
@@ -127,8 +127,6 @@ _AS_THEY_LIE = "samples NOT INDEXED"
 def queries(part: sqlite3.Connection, filters: Filters, sort: Sort = Sort.RECORDED) -> list[Query]:
     """Return the queries for rows in one file: two if words may be in answer or prompt. Raises sqlite3.Error."""
     clauses = _clauses(part, filters)
-    if clauses is None:
-        return []
     if not filters.text:
         return [_query(part, clauses, sort)]
     match = match_of(filters.text)
@@ -141,11 +139,9 @@ def queries(part: sqlite3.Connection, filters: Filters, sort: Sort = Sort.RECORD
     ]
 
 
-def counting(part: sqlite3.Connection, filters: Filters) -> Query | None:
-    """Return the query that counts the rows in one file; None if it can have none. Raises sqlite3.Error."""
+def counting(part: sqlite3.Connection, filters: Filters) -> Query:
+    """Return the query that counts the rows in one file. Raises sqlite3.Error."""
     clauses = _clauses(part, filters)
-    if clauses is None:
-        return None
     if filters.text:
         match = match_of(filters.text)
         words = (
@@ -156,17 +152,10 @@ def counting(part: sqlite3.Connection, filters: Filters) -> Query | None:
     return _query(part, clauses, Sort.RECORDED)
 
 
-def _clauses(part: sqlite3.Connection, filters: Filters) -> list[Clause] | None:
-    """Return the conditions; None if one needs a word that this file does not have."""
-    found: list[Clause] = []
-    for name in ("fate", "lane", "dataset", "status"):
-        if word := getattr(filters, name):
-            number = part.execute("SELECT w FROM words WHERE word = ?", (word,)).fetchone()
-            if number is None:
-                return None
-            found.append(Clause(f"{name} = ?", number, "samples_fate" if name == "fate" else ""))
-    found += [*_of_versions(part, filters), *_of_rewards(filters), *_of_groups(part, filters)]
-    return found
+def _clauses(part: sqlite3.Connection, filters: Filters) -> list[Clause]:
+    words = {name: word for name in ("fate", "lane", "dataset", "status") if (word := getattr(filters, name))}
+    equal = [Clause(f"{name} = ?", (word,), "samples_fate" if name == "fate" else "") for name, word in words.items()]
+    return [*equal, *_of_versions(part, filters), *_of_rewards(filters), *_of_groups(part, filters)]
 
 
 def _of_versions(part: sqlite3.Connection, filters: Filters) -> Iterator[Clause]:
@@ -204,7 +193,7 @@ def _of_groups(part: sqlite3.Connection, filters: Filters) -> Iterator[Clause]:
     if filters.batch is not None:
         used, values = ["batch = ?"], [filters.batch]
     if filters.subscription:
-        used.append("sub = (SELECT w FROM words WHERE word = ?)")
+        used.append("sub = ?")
         values.append(filters.subscription)  # type: ignore[arg-type]
     yield Clause(
         f"(g, k, part) IN (SELECT g, k, part FROM uses WHERE {' AND '.join(used)})",
@@ -218,7 +207,7 @@ def _query(part: sqlite3.Connection, clauses: Sequence[Clause], sort: Sort) -> Q
         return Query("samples", tuple(clauses))
     few = min(FEW, num_rows(part) // SPARSE + 1)
     sizes = {clause.index: _size(part, clause, few) for clause in clauses if clause.index}
-    index, order = min(sizes, key=lambda name: sizes[name], default=""), COLUMNS[sort][1]
+    index, order = min(sizes, key=lambda name: sizes[name], default=""), ORDERS[sort][1]
     if index and sizes[index] < few:
         return Query(f"samples INDEXED BY {index}", tuple(clauses))
     if order:
@@ -275,7 +264,7 @@ def place_of(text: str, sort: Sort) -> Place:
 
 def beyond(place: Place | None, part: PartName, sort: Sort, *, ascending: bool, number: str = "s") -> Clause | None:
     """Return the condition for rows of ``part`` after ``place``; None if it has none."""
-    column, less = COLUMNS[sort][0], ">" if ascending else "<"
+    column, less = ORDERS[sort][0], ">" if ascending else "<"
     if place is None:
         return Clause("reward IS NOT NULL", ()) if sort is Sort.REWARD else Clause("1", ())
     if sort is Sort.RECORDED:

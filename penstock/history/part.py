@@ -7,14 +7,12 @@ readers, impossible on a shared file system. One writer per file, any number of 
 
 | table | a row is |
 |---|---|
-| `groups` | a job: its id, prompt and label; no body while only a use of it is known |
-| `samples` | the searched fields of a sample; `lane` to `reason` are numbers of `words` |
-| `blocks` | the other fields of samples of a job, numbered from `b` on: its place in `chunks`, and its lengths |
-| `chunks` | blocks back to back |
+| `groups` | the id of a job |
+| `samples` | the searched fields of a sample |
+| `blocks` | the other fields and the arrays of samples of a job, numbered from `b` on (`blocks.py`) |
 | `pieces` | a token id, and the bytes that it stands for |
 | `uses` | a sample in a batch |
-| `answers`, `prompts` | words of a text, without their positions |
-| `gone` | a part that was deleted to keep within `max_bytes`, and its number of rows |
+| `answers`, `prompts` | words of a text, without their positions; rows without a sample are of replaced ones |
 """
 
 import contextlib
@@ -27,20 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import DiskFull, HistoryError
-from penstock.history.blocks import blocks_of, pack_block, read_block
-from penstock.history.bodies import Group, group_of
-from penstock.history.packing import ChunkWriter, LookUp, Spelling, nothing_known
-from penstock.history.row import SampleRow, Use, indexed
-from penstock.payloads.format import Array
+from penstock.history.blocks import LookUp, blocks_of, pack_block
+from penstock.history.row import ARRAYS, SampleRow, Use, indexed
 from penstock.system.disk import fsync
 from penstock.text import format_exc, utf8_safe
 
 #: Version of the schema; releases differ in it.
-FORMAT = 3
+FORMAT = 4
 #: "PSH1", in the header of each file.
 APPLICATION = 0x50534831
-#: A chunk of blocks fills one; rows that are scanned are close together.
-PAGE_BYTES = 16384
+#: A block fills several and part of one: smaller pages leave less of that one empty.
+PAGE_BYTES = 2048
 #: Longest wait for another reader or writer of the same file.
 BUSY_S = 60.0
 #: Cache of a reader, for each file: an order by an index reads rows all over their table, which has 38 MB for a
@@ -50,28 +45,24 @@ READ_CACHE_KIB = 48 * 1024
 MAX_VALUE_BYTES = 512 * 1024 * 1024
 
 SCHEMA = (
-    "CREATE TABLE words(w INTEGER PRIMARY KEY, word TEXT NOT NULL UNIQUE)",
-    "CREATE TABLE groups(g INTEGER PRIMARY KEY, job TEXT NOT NULL UNIQUE, body BLOB)",
+    "CREATE TABLE groups(g INTEGER PRIMARY KEY, job TEXT NOT NULL UNIQUE)",
     "CREATE TABLE samples(s INTEGER PRIMARY KEY, g INTEGER NOT NULL, k INTEGER NOT NULL, part INTEGER NOT NULL, "
-    "lane INTEGER NOT NULL, dataset INTEGER NOT NULL, status INTEGER NOT NULL, fate INTEGER NOT NULL, "
-    "reason INTEGER NOT NULL, reward REAL, oldest INTEGER NOT NULL, newest INTEGER NOT NULL, "
-    "generated INTEGER NOT NULL)",
+    "lane TEXT NOT NULL, dataset TEXT NOT NULL, status TEXT NOT NULL, fate TEXT NOT NULL, reward REAL, "
+    "oldest INTEGER NOT NULL, newest INTEGER NOT NULL, num_generated INTEGER NOT NULL)",
     "CREATE UNIQUE INDEX samples_key ON samples(g, k, part)",
     "CREATE INDEX samples_reward ON samples(reward)",
     "CREATE INDEX samples_newest ON samples(newest)",
-    "CREATE INDEX samples_generated ON samples(generated)",
+    "CREATE INDEX samples_length ON samples(num_generated)",
     "CREATE INDEX samples_fate ON samples(fate)",
     # The largest difference, for rows with more than one version.
     "CREATE INDEX samples_span ON samples(newest - oldest) WHERE newest > oldest",
-    "CREATE TABLE blocks(b INTEGER PRIMARY KEY, place INTEGER NOT NULL, bodies INTEGER NOT NULL, "
-    "tokens INTEGER NOT NULL, logprobs INTEGER NOT NULL)",
-    "CREATE TABLE chunks(n INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE blocks(b INTEGER PRIMARY KEY, fields BLOB NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, "
+    "versions BLOB NOT NULL, generated BLOB NOT NULL, loss_mask BLOB NOT NULL)",
     "CREATE TABLE pieces(t INTEGER PRIMARY KEY, special INTEGER NOT NULL, piece BLOB NOT NULL)",
-    "CREATE TABLE uses(g INTEGER NOT NULL, k INTEGER NOT NULL, part INTEGER NOT NULL, sub INTEGER NOT NULL, "
+    "CREATE TABLE uses(g INTEGER NOT NULL, k INTEGER NOT NULL, part INTEGER NOT NULL, sub TEXT NOT NULL, "
     "batch INTEGER NOT NULL, version INTEGER NOT NULL, staleness INTEGER NOT NULL, loss INTEGER NOT NULL, "
     "PRIMARY KEY(g, k, part, sub, batch)) WITHOUT ROWID",
     "CREATE INDEX uses_batch ON uses(batch, g, k, part)",
-    "CREATE TABLE gone(name TEXT PRIMARY KEY, samples INTEGER) WITHOUT ROWID",
     "CREATE VIRTUAL TABLE answers USING fts5(words, content='', columnsize=0, detail=none, tokenize='ascii')",
     "CREATE VIRTUAL TABLE prompts USING fts5(words, content='', columnsize=0, detail=none, tokenize='ascii')",
 )
@@ -248,10 +239,6 @@ def translated(path: Path) -> Iterator[None]:
         raise HistoryError(f"{path}, a part of the history, cannot be used: {format_exc(exc)}.") from exc
 
 
-#: Most words whose numbers are cached.
-MOST_WORDS = 4096
-
-
 class OpenPart:
     """A file of a history, opened for writing.
 
@@ -259,178 +246,86 @@ class OpenPart:
         look_up: returns the pieces of token ids.
     """
 
-    def __init__(
-        self, name: PartName, path: Path, connection: sqlite3.Connection, look_up: LookUp = nothing_known
-    ) -> None:
-        self.name = name
+    def __init__(self, path: Path, connection: sqlite3.Connection, look_up: LookUp = lambda _: {}) -> None:
         self.path = path
         self.connection = connection
-        self._spelling = Spelling(look_up)
-        self._chunks = ChunkWriter(connection)
+        self._look_up = look_up
         #: Number of the next sample; numbers are never reused, for readers may have cached the old row.
         self._next = 1
-        #: Numbers of words, and ids of pieces, that were committed.
-        self._words: dict[str, int] = {}
+        #: Token ids whose pieces were committed, as far as they are known.
         self._pieces: set[int] = set()
 
-    def has(self, job: str) -> bool:
-        with translated(self.path):
-            return self._group_number(job) is not None
-
-    def put(self, rows: Iterable[SampleRow], uses: Iterable[Use]) -> None:
-        """Write all in one commit, or nothing."""
+    def put(self, rows: Iterable[SampleRow], uses: Sequence[Use]) -> None:
+        """Write all in one commit, or nothing; rows of the same samples are replaced."""
         jobs: dict[str, dict[tuple[int, int], SampleRow]] = {}
         for row in rows:
             jobs.setdefault(row.job, {})[row.k, row.part] = row
-        with self._commit():
-            numbers = {job: self._put_job(job, list(found.values())) for job, found in jobs.items()}
-            self._put_uses(uses, numbers)
-
-    def note(self, gone: Iterable[tuple[str, int | None]]) -> None:
-        """Record the names of deleted files and how many samples they had; None: unknown."""
-        with self._commit():
-            self.connection.executemany("INSERT OR REPLACE INTO gone(name, samples) VALUES(?, ?)", gone)
-
-    @contextlib.contextmanager
-    def _commit(self) -> Iterator[None]:
         with translated(self.path):
             self.connection.execute("BEGIN IMMEDIATE")
             try:
-                yield
-                self._chunks.flush()
+                for job, found in jobs.items():
+                    self._put_job(job, list(found.values()))
+                self._put_uses(uses)
                 self.connection.execute("COMMIT")
             except BaseException:
-                self._words.clear()
                 self._pieces.clear()
                 # A full disk may have ended the transaction already.
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
-                self._chunks.recover()
                 raise
 
-    def _put_job(self, job: str, rows: Sequence[SampleRow]) -> int:
-        """Write samples of a job, replacing earlier rows of them; return the number of its group."""
-        number = self._group_number(job)
-        if number is None:
-            number, group = self._add_group(job, rows[0])
-        else:
-            group = self._group(number, rows[0])
-            self._forget(number, group, rows)
+    def _put_job(self, job: str, rows: Sequence[SampleRow]) -> None:
+        self.connection.execute("INSERT OR IGNORE INTO groups(job) VALUES(?)", (job,))
+        (group,) = self.connection.execute("SELECT g FROM groups WHERE job = ?", (job,)).fetchone()
+        is_known = self.connection.execute("SELECT 1 FROM samples WHERE g = ? LIMIT 1", (group,)).fetchone()
+        if is_known:
+            # Not INSERT OR REPLACE, which makes FTS5 write its index at each row.
+            replaced = [(group, row.k, row.part) for row in rows]
+            self.connection.executemany("DELETE FROM samples WHERE g = ? AND k = ? AND part = ?", replaced)
+        elif words := indexed(utf8_safe(rows[0].prompt)):
+            self.connection.execute("INSERT INTO prompts(rowid, words) VALUES(?, ?)", (group, words))
         for block in blocks_of(rows):
-            self._put_block(block, number, group)
-        return number
+            self._put_block(block, group)
 
-    def _add_group(self, job: str, row: SampleRow) -> tuple[int, Group]:
-        group = group_of(row, self._spelling)
-        added = self.connection.execute("INSERT INTO groups(job, body) VALUES(?, ?)", (job, group.to_bytes()))
-        number = int(added.lastrowid or 0)
-        self._put_prompt(number, group, row.prompt)
-        return number, group
-
-    def _group(self, number: int, row: SampleRow) -> Group:
-        """Return the group as its first row made it."""
-        (body,) = self.connection.execute("SELECT body FROM groups WHERE g = ?", (number,)).fetchone()
-        if body is not None:
-            return Group.from_bytes(body)
-        group = group_of(row, self._spelling)
-        self.connection.execute("UPDATE groups SET body = ? WHERE g = ?", (group.to_bytes(), number))
-        self._put_prompt(number, group, row.prompt)
-        return group
-
-    def _put_prompt(self, number: int, group: Group, prompt: str) -> None:
-        if words := indexed(utf8_safe(prompt)):
-            self.connection.execute("INSERT INTO prompts(rowid, words) VALUES(?, ?)", (number, words))
-
-    def _put_block(self, rows: Sequence[SampleRow], number: int, group: Group) -> None:
-        first, self._next = self._next, self._next + len(rows)
-        packed = pack_block(rows, group, self._spelling)
-        place = self._chunks.append(b"".join(packed))
+    def _put_block(self, rows: Sequence[SampleRow], group: int) -> None:
+        numbers = range(self._next, self._next + len(rows))
+        self._next = numbers.stop
         self.connection.execute(
-            "INSERT INTO blocks(b, place, bodies, tokens, logprobs) VALUES(?, ?, ?, ?, ?)",
-            (first, place, *map(len, packed)),
+            f"INSERT INTO blocks(b, fields, {', '.join(ARRAYS)}) VALUES(?, ?{', ?' * len(ARRAYS)})",
+            (numbers.start, *pack_block(rows)),
         )
         self.connection.executemany(
-            "INSERT INTO samples(s, g, k, part, lane, dataset, status, fate, reason, reward, oldest, newest, generated)"
-            " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [self._columns(row, first + at, number) for at, row in enumerate(rows)],
+            "INSERT INTO samples(s, g, k, part, lane, dataset, status, fate, reward, oldest, newest, "
+            "num_generated) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(number, group, *_columns(row)) for number, row in zip(numbers, rows, strict=True)],
         )
-        words = [(first + at, indexed(utf8_safe(row.answer))) for at, row in enumerate(rows)]
+        words = [(number, indexed(utf8_safe(row.answer))) for number, row in zip(numbers, rows, strict=True)]
         self.connection.executemany("INSERT INTO answers(rowid, words) VALUES(?, ?)", [one for one in words if one[1]])
-        self._put_pieces([row.tokens for row in rows if row.tokens is not None])
+        self._put_pieces(set().union(*(row.tokens.tolist() for row in rows if row.tokens is not None)))
 
-    def _columns(self, row: SampleRow, sample: int, group: int) -> tuple[object, ...]:
-        reward = float(row.reward) if row.reward is not None and math.isfinite(row.reward) else None
-        words = map(self._word, (row.lane, row.dataset, row.status, row.fate, row.reason))
-        return (sample, group, row.k, row.part, *words, reward, row.oldest, row.newest, row.num_generated)
-
-    def _put_pieces(self, tokens: Sequence[Array]) -> None:
+    def _put_pieces(self, tokens: set[int]) -> None:
         """Store the pieces of tokens that this file does not have yet."""
-        for fresh in filter(None, (set(one.tolist()) - self._pieces for one in tokens)):
-            found = self._spelling.pieces(fresh)
+        if fresh := tokens - self._pieces:
             self.connection.executemany(
                 "INSERT OR IGNORE INTO pieces(t, special, piece) VALUES(?, ?, ?)",
-                [(token, piece.is_special, piece.text) for token, piece in found.items()],
+                [(token, is_special, piece) for token, (piece, is_special) in self._look_up(fresh).items()],
             )
             self._pieces |= fresh
 
-    def _forget(self, number: int, group: Group, rows: Iterable[SampleRow]) -> None:
-        """Delete the rows of these samples."""
-        for row in rows:
-            found = self.connection.execute(
-                "SELECT s FROM samples WHERE g = ? AND k = ? AND part = ?", (number, row.k, row.part)
-            ).fetchone()
-            if found is not None:
-                self._forget_one(found[0], group)
-
-    def _forget_one(self, sample: int, group: Group) -> None:
-        # Rows that this commit has written may be read already.
-        self._chunks.flush()
-        first, block = read_block(self.connection, sample, group, logprobs=False)
-        if words := indexed(block.fields(sample - first, self._spelling, arrays=False)["answer"]):
-            # A contentless index needs the deleted text.
-            self.connection.execute(
-                "INSERT INTO answers(answers, rowid, words) VALUES('delete', ?, ?)", (sample, words)
-            )
-        self.connection.execute("DELETE FROM samples WHERE s = ?", (sample,))
-        left = "SELECT 1 FROM samples WHERE s BETWEEN ? AND ?"
-        if self.connection.execute(left, (first, first + len(block.bodies) - 1)).fetchone() is None:
-            self.connection.execute("DELETE FROM blocks WHERE b = ?", (first,))
-
-    def _put_uses(self, uses: Iterable[Use], numbers: dict[str, int]) -> None:
+    def _put_uses(self, uses: Sequence[Use]) -> None:
+        jobs = dict.fromkeys(use.job for use in uses)
+        self.connection.executemany("INSERT OR IGNORE INTO groups(job) VALUES(?)", [(job,) for job in jobs])
         self.connection.executemany(
             "INSERT OR REPLACE INTO uses(g, k, part, sub, batch, version, staleness, loss) "
-            "VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+            "SELECT g, ?, ?, ?, ?, ?, ?, ? FROM groups WHERE job = ?",
             [
-                (
-                    self._number_for(use.job, numbers),
-                    use.k,
-                    use.part,
-                    self._word(use.subscription),
-                    use.batch,
-                    use.version,
-                    use.staleness,
-                    use.loss_tokens,
-                )
+                (use.k, use.part, use.subscription, use.batch, use.version, use.staleness, use.loss_tokens, use.job)
                 for use in uses
             ],
         )
 
-    def _number_for(self, job: str, numbers: dict[str, int]) -> int:
-        """Return the number of a job's group, which is created if only a use of it is known."""
-        if job not in numbers:
-            self.connection.execute("INSERT OR IGNORE INTO groups(job) VALUES(?)", (job,))
-            numbers[job] = self._group_number(job) or 0
-        return numbers[job]
 
-    def _group_number(self, job: str) -> int | None:
-        found = self.connection.execute("SELECT g FROM groups WHERE job = ?", (job,)).fetchone()
-        return None if found is None else int(found[0])
-
-    def _word(self, word: str) -> int:
-        if word not in self._words:
-            if len(self._words) >= MOST_WORDS:
-                self._words.clear()
-            self.connection.execute("INSERT OR IGNORE INTO words(word) VALUES(?)", (utf8_safe(word),))
-            (number,) = self.connection.execute("SELECT w FROM words WHERE word = ?", (utf8_safe(word),)).fetchone()
-            self._words[word] = number
-        return self._words[word]
+def _columns(row: SampleRow) -> tuple[object, ...]:
+    reward = float(row.reward) if row.reward is not None and math.isfinite(row.reward) else None
+    words = map(utf8_safe, (row.lane, row.dataset, row.status, row.fate))
+    return (row.k, row.part, *words, reward, row.oldest, row.newest, row.num_generated)

@@ -1,6 +1,6 @@
 """One file of a history, opened for reading: positions in an order, rows, uses, counts."""
 
-import contextlib
+import json
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -10,18 +10,11 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from penstock.errors import ProtocolError
-from penstock.history.blocks import Block, read_block
-from penstock.history.bodies import Group
-from penstock.history.filters import COLUMNS, Clause, Filters, Place, Query, Sort, beyond, counting, num_rows, queries
-from penstock.history.packing import Piece, Spelling
+from penstock.history.blocks import Block, Piece
+from penstock.history.filters import ORDERS, Clause, Filters, Place, Query, Sort, beyond, counting, num_rows, queries
 from penstock.history.part import PartName
-from penstock.history.row import SampleRow, Use
-
-#: Most words whose numbers are cached.
-MOST_WORDS = 4096
-
-#: Pieces looked up at once.
-PIECES = 512
+from penstock.history.row import COLUMNS, SampleRow, Use
+from penstock.records.codec import checks_of
 
 #: Most steps of SQLite (about ten per row) for a scan in an order, besides half a step for each row of the file. Then
 #: the table is scanned.
@@ -33,7 +26,7 @@ Key = tuple[str, int, int]
 T = TypeVar("T", bound=Collection[tuple[Any, ...]])
 #: Types of the values of a column: SQLite stores any, whatever the column is declared as.
 _TEXT, _INT, _NUMBER = {str}, {int}, {int, float}
-_REWARD, _COUNT = {float, NoneType}, {int, NoneType}
+_REWARD = {float, NoneType}
 
 
 class ReadPart:
@@ -43,10 +36,10 @@ class ReadPart:
         self.name = name
         self.path = path
         self.connection = connection
-        self._words: dict[int, str] = {}
-        self._spelling = Spelling(self._pieces)
-        #: The last block read, with the number of its first sample, and whether with its logprobs.
-        self._block: tuple[int, bool, Block] | None = None
+        #: Pieces that were read.
+        self._pieces: dict[int, Piece] = {}
+        #: The last block that was read.
+        self._block: Block | None = None
 
     def places(self, filters: Filters, sort: Sort, after: Place | None, *, ascending: bool, limit: int) -> list[Place]:
         found: set[tuple[float, int]] = set()
@@ -61,7 +54,7 @@ class ReadPart:
         where = beyond(after, self.name, sort, ascending=ascending, number=query.number)
         if where is None:
             return set()
-        column, way = COLUMNS[sort][0], "ASC" if ascending else "DESC"
+        column, way = ORDERS[sort][0], "ASC" if ascending else "DESC"
         by = f"{query.number} {way}" if sort is Sort.RECORDED else f"{column} {way}, s {way}"
         value = "0" if sort is Sort.RECORDED else column
         ask = partial(self._rows, what=f"{value}, s", more=[where], end=f"ORDER BY {by} LIMIT {limit}")
@@ -89,29 +82,19 @@ class ReadPart:
 
     def count(self, filters: Filters, key: Key | None = None) -> int:
         query = counting(self.connection, filters)
-        if query is None:
-            return 0
         alone = "g = (SELECT g FROM groups WHERE job = ?) AND k = ? AND part = ?"
         more = [] if key is None else [Clause(alone, key)]
         if key is not None:
             query = Query("samples", query.clauses)
         return int(self._rows(query, "count(*)", more, "")[0][0])
 
-    def scores(self, filters: Filters) -> dict[Key, float | None]:
+    def columns(self, filters: Filters, *names: str) -> dict[Key, tuple[Any, ...]]:
+        """Return columns that hold numbers of the matching samples."""
         query = counting(self.connection, filters)
-        if query is None:
-            return {}
         named = Query(f"(SELECT * FROM {query.source}) JOIN groups USING(g)", query.clauses)
-        rows = self._rows(named, "job, k, part, reward", [], "")
-        return {(job, k, part): reward for job, k, part, reward in _sound(rows, _TEXT, _INT, _INT, _REWARD)}
-
-    def versions(self, filters: Filters) -> dict[Key, tuple[int, int, int]]:
-        query = counting(self.connection, filters)
-        if query is None:
-            return {}
-        named = Query(f"(SELECT * FROM {query.source}) JOIN groups USING(g)", query.clauses)
-        rows = self._rows(named, "job, k, part, oldest, newest, generated", [], "")
-        return {(job, k, part): rest for job, k, part, *rest in _sound(rows, _TEXT, *5 * [_INT])}
+        rows = self._rows(named, f"job, k, part, {', '.join(names)}", [], "")
+        kinds = [_REWARD if name == "reward" else _INT for name in names]
+        return {(job, k, part): tuple(found) for job, k, part, *found in _sound(rows, _TEXT, _INT, _INT, *kinds)}
 
     def number_of(self, key: Key) -> int | None:
         found = self.connection.execute(
@@ -137,81 +120,39 @@ class ReadPart:
     def read(self, number: int, *, arrays: bool) -> SampleRow | None:
         """Return a row, or None; raise ProtocolError if it is damaged."""
         found = self.connection.execute(
-            "SELECT job, k, part, lane, status, fate, reason, reward, oldest, newest, generated, groups.body "
-            "FROM samples JOIN groups USING(g) WHERE s = ?",
-            (number,),
+            f"SELECT {', '.join(COLUMNS)} FROM samples JOIN groups USING(g) WHERE s = ?", (number,)
         ).fetchone()
         if found is None:
             return None
-        job, k, part, *words, reward, oldest, newest, generated, shared = found
-        numbers = set(map(type, (k, part, oldest, newest, generated)))
-        if type(job) is not str or type(shared) is not bytes or numbers != _INT or type(reward) not in _REWARD:
+        columns, checks = dict(zip(COLUMNS, found, strict=True)), checks_of(SampleRow)
+        if not all(checks[name](value) for name, value in columns.items()):
             raise ProtocolError("it holds other types than penstock writes.")
-        lane, status, fate, reason = map(self._word, words)
-        first, block = self._block_of(number, shared, arrays)
-        return SampleRow(
-            job, k, part, lane, reward=reward, oldest=oldest, newest=newest, num_generated=generated,
-            status=status, fate=fate, reason=reason,
-            **block.fields(number - first, self._spelling, arrays=arrays),
-        )  # fmt: skip
+        block = self._block
+        if block is None or not block.first <= number < block.first + len(block):
+            block = self._block = Block(self.connection, number)
+        return SampleRow(**columns, **block.fields(number - block.first, self._look_up, arrays=arrays))
 
-    def _block_of(self, number: int, shared: bytes, arrays: bool) -> tuple[int, Block]:
-        """Return the block of a sample, and the number of its first sample."""
-        if self._block is not None and self._block[1] >= arrays:
-            first, _, block = self._block
-            if first <= number < first + len(block.bodies):
-                return first, block
-        first, block = read_block(self.connection, number, Group.from_bytes(shared), logprobs=arrays)
-        self._block = first, arrays, block
-        return first, block
-
-    def _pieces(self, tokens: Collection[int]) -> Mapping[int, Piece]:
-        found: dict[int, Piece] = {}
-        wanted = list(tokens)
-        for start in range(0, len(wanted), PIECES):
-            some = wanted[start : start + PIECES]
-            marks = ",".join("?" * len(some))
-            rows = self.connection.execute(f"SELECT t, special, piece FROM pieces WHERE t IN ({marks})", some)
-            for token, special, piece in rows:
+    def _look_up(self, tokens: set[int]) -> Mapping[int, Piece]:
+        """Return the pieces of the token ids that this file has."""
+        if missing := [token for token in tokens if token not in self._pieces]:
+            rows = self.connection.execute(
+                "SELECT t, piece, special FROM pieces WHERE t IN (SELECT value FROM json_each(?))",
+                (json.dumps(missing),),
+            )
+            for token, piece, is_special in rows:
                 if type(piece) is not bytes:
                     raise ProtocolError("it spells a token as penstock does not.")
-                found[token] = Piece(piece, bool(special))
-        return found
+                self._pieces[token] = piece, bool(is_special)
+        return {token: self._pieces[token] for token in tokens if token in self._pieces}
 
-    def uses_of(self, key: Key) -> list[Use]:
+    def uses_of(self, jobs: Sequence[str]) -> list[Use]:
+        """Return the uses of all samples of these jobs."""
         found = self.connection.execute(
-            "SELECT job, k, word, batch, version, staleness, loss, part FROM groups JOIN uses USING(g) "
-            "JOIN words ON w = sub WHERE job = ? AND k = ? AND part = ?",
-            key,
+            "SELECT job, k, sub, batch, version, staleness, loss, part FROM groups JOIN uses USING(g) "
+            "WHERE job IN (SELECT value FROM json_each(?))",
+            (json.dumps(jobs),),
         )
         return [Use(*values) for values in _sound(found.fetchall(), _TEXT, _INT, _TEXT, *5 * [_INT])]
-
-    def uses_of_jobs(self, jobs: Sequence[str]) -> list[Use]:
-        """Return the uses of all samples of these jobs, of at most some hundred."""
-        found = self.connection.execute(
-            "SELECT job, k, word, batch, version, staleness, loss, part FROM groups JOIN uses USING(g) "
-            f"JOIN words ON w = sub WHERE job IN ({','.join('?' * len(jobs))})",
-            jobs,
-        )
-        return [Use(*values) for values in _sound(found.fetchall(), _TEXT, _INT, _TEXT, *5 * [_INT])]
-
-    def gone(self) -> list[tuple[str, int | None]]:
-        return list(_sound(self.connection.execute("SELECT name, samples FROM gone").fetchall(), _TEXT, _COUNT))
-
-    def size(self) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            return self.path.stat().st_size
-        return 0
-
-    def _word(self, number: int) -> str:
-        if number not in self._words:
-            if len(self._words) >= MOST_WORDS:
-                self._words.clear()
-            found = self.connection.execute("SELECT word FROM words WHERE w = ?", (number,)).fetchone()
-            if found is None or type(found[0]) is not str:
-                raise ProtocolError("it refers to a word that is missing.")
-            self._words[number] = found[0]
-        return self._words[number]
 
 
 def _sound(rows: T, *kinds: set[Any]) -> T:

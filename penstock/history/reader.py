@@ -32,18 +32,6 @@ class Page:
     next: str
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Size of a history, and of what was deleted from it."""
-
-    num_parts: int
-    num_samples: int
-    num_bytes: int
-    #: Files deleted to keep within the size limit, and their samples, as far as they were counted.
-    num_parts_gone: int
-    num_samples_gone: int
-
-
 class HistoryReader:
     """Reads the history in a folder. Not thread-safe. Every call blocks for the disk.
 
@@ -77,7 +65,7 @@ class HistoryReader:
             before.connection.close()
         if rows or uses:
             live = in_memory()
-            OpenPart(LIVE, Path("memory"), live).put(rows, uses)
+            OpenPart(Path("memory"), live).put(rows, uses)
             self._parts[LIVE] = ReadPart(LIVE, Path("memory"), live)
 
     def close(self) -> None:
@@ -133,10 +121,6 @@ class HistoryReader:
             if not after:
                 return
 
-    def search(self, text: str, limit: int = 50, after: str = "") -> Page:
-        """Return rows whose answer, or whose prompt, contains all these words; the latest first."""
-        return self.rows(Filters(text=text), limit=limit, after=after)
-
     def row(self, sample: str) -> SampleRow | None:
         """Return the row of a sample by its id, with its arrays, or None. Raises ConfigError for an invalid id."""
         key = key_of(sample)
@@ -148,19 +132,15 @@ class HistoryReader:
 
     def uses(self, sample: str) -> list[Use]:
         """Return the batches that used a sample, by subscription and number. Raises ConfigError for an invalid id."""
-        key = key_of(sample)
-        found: dict[tuple[str, int], Use] = {}
-        for part in self._open():
-            for use in self._ask(part, partial(part.uses_of, key)) or []:
-                found[use.subscription, use.batch] = use
-        return [found[key] for key in sorted(found)]
+        job, k, part = key_of(sample)
+        return self.uses_of([SampleRow(job, k, part)])[0]
 
     def uses_of(self, rows: Sequence[SampleRow]) -> list[list[Use]]:
-        """Return ``uses`` of each row, of at most some hundred: much faster than one by one."""
+        """Return ``uses`` of each row: much faster than one by one."""
         found: dict[Key, dict[tuple[str, int], Use]] = {row.key: {} for row in rows}
         jobs = list({row.job for row in rows})
         for part in self._open():
-            for use in self._ask(part, partial(part.uses_of_jobs, jobs)) or []:
+            for use in self._ask(part, partial(part.uses_of, jobs)) or []:
                 if (own := found.get((use.job, use.k, use.part))) is not None:
                     own[use.subscription, use.batch] = use
         return [[found[row.key][key] for key in sorted(found[row.key])] for row in rows]
@@ -176,26 +156,17 @@ class HistoryReader:
 
     def scores(self, filters: Filters | None = None) -> dict[Key, float | None]:
         """Return the reward of each matching sample, by (job, k, part): much faster than their rows. No phrases."""
-        found: dict[Key, float | None] = {}
-        for part in self._open():
-            found |= self._ask(part, partial(part.scores, filters or Filters())) or {}
-        return found
+        return {key: reward for key, (reward,) in self._columns(filters, "reward").items()}
 
     def versions(self, filters: Filters | None = None) -> dict[Key, tuple[int, int, int]]:
         """Return oldest version, newest version and generated tokens of each sample, as ``scores``. No phrases."""
-        found: dict[Key, tuple[int, int, int]] = {}
-        for part in self._open():
-            found |= self._ask(part, partial(part.versions, filters or Filters())) or {}
-        return found
+        return self._columns(filters, "oldest", "newest", "num_generated")
 
-    def extent(self) -> Extent:
-        """Return how much the history holds, and how much was deleted."""
-        parts = [part for part in self._open() if part.name != LIVE]
-        gone: dict[str, int | None] = {}
-        for part in parts:
-            gone |= dict(self._ask(part, part.gone) or [])
-        size = sum(self._ask(part, part.size) or 0 for part in parts)
-        return Extent(len(parts), self.count(), size, len(gone), sum(count or 0 for count in gone.values()))
+    def _columns(self, filters: Filters | None, *names: str) -> dict[Key, Any]:
+        found: dict[Key, Any] = {}
+        for part in self._open():
+            found |= self._ask(part, partial(part.columns, filters or Filters(), *names)) or {}
+        return found
 
     def _open(self) -> list[ReadPart]:
         """Return the files that can be read: of two that hold a sample, the row in the later one is used."""

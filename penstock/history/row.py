@@ -57,6 +57,17 @@ def match_of(asked: str) -> str:
     return " AND ".join(dict.fromkeys(terms))
 
 
+#: Fields of a row that are columns of a file, so that rows are found and sorted by them.
+COLUMNS = ("job", "k", "part", "lane", "status", "fate", "reward", "oldest", "newest", "num_generated")
+#: Arrays of a row, one value per token, and their types.
+ARRAYS: Mapping[str, str] = {
+    "tokens": "<i4",
+    "logprobs": "<f4",
+    "versions": "<i4",
+    "generated": "u1",
+    "loss_mask": "u1",
+}
+
 #: The times of a row, in chronological order.
 TIMES = (
     "admitted_s",
@@ -121,7 +132,7 @@ class SampleRow:
     #: Generated text; '' if it is not kept, or no tokenizer was available.
     answer: str = ""
     label: str = ""
-    #: True if the pieces of ``tokens`` are known to spell ``prompt`` and ``answer``.
+    #: True if ``prompt`` and ``answer`` are exactly the pieces of ``tokens``, so that a file need not store them.
     is_spelled: bool = False
     #: [L] int32
     tokens: Array | None = None
@@ -156,7 +167,7 @@ class SampleRow:
     num_turns: int = 1
     num_aborts: int = 0
     cached_tokens: int = 0
-    #: Unix seconds, kept to the microsecond; 0 if not known.
+    #: Unix seconds; 0 if not known.
     admitted_s: float = 0.0
     leased_s: float = 0.0
     started_s: float = 0.0

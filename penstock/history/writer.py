@@ -1,13 +1,15 @@
 """Writing of a history: files of the recorder's own epoch, each commit synced, the oldest deleted to limit the size."""
 
-import contextlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import HistoryError
-from penstock.history.packing import LookUp, nothing_known
-from penstock.history.part import OpenPart, PartName, begin, journal_of, open_to_read, parts_of, size_of, translated
+from penstock.history.blocks import LookUp
+from penstock.history.part import OpenPart, PartName, begin, journal_of, parts_of, size_of
 from penstock.history.row import SampleRow, Use
+
+log = logging.getLogger(__name__)
 
 #: Number of files in a history of ``max_bytes``; smallest and largest size of a file.
 NUM_PARTS, LEAST_PART_BYTES, MOST_PART_BYTES = 16, 1024 * 1024, 1024 * 1024 * 1024
@@ -19,7 +21,7 @@ class HistoryWriter:
     Args:
         folder: folder of the history, ``RunFolder.history``; created if it does not exist.
         epoch: epoch of the recorder's election: greater than that of every recorder before it.
-        max_bytes: limit for all files of the folder. Beyond it the oldest are deleted, and their rows are counted.
+        max_bytes: limit for all files of the folder. Beyond it the oldest are deleted.
         part_bytes: size at which a new file is started; None: a sixteenth of ``max_bytes``, but
             1 MiB to 1 GiB.
         look_up: returns the pieces of token ids, by the run's tokenizer.
@@ -32,7 +34,7 @@ class HistoryWriter:
         *,
         max_bytes: int,
         part_bytes: int | None = None,
-        look_up: LookUp = nothing_known,
+        look_up: LookUp = lambda _: {},
     ) -> None:
         self._folder = folder
         self._epoch = epoch
@@ -40,8 +42,8 @@ class HistoryWriter:
         self._look_up = look_up
         usual = min(max(max_bytes // NUM_PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
         self._part_bytes = usual if part_bytes is None else part_bytes
-        #: Files of this process, the newest last. Files of other processes are never written.
-        self._parts: list[OpenPart] = []
+        #: The newest file of this process. Files of other processes are never written.
+        self._part: OpenPart | None = None
 
     def write(self, rows: Sequence[SampleRow], uses: Sequence[Use] = ()) -> None:
         """Write rows and uses. They are on disk when this returns; a row of the same (job, k, part) is replaced.
@@ -56,79 +58,38 @@ class HistoryWriter:
         if not rows and not uses:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._rotate()
-        newest = self._parts[-1]
-        jobs = {row.job for row in rows} | {use.job for use in uses}
-        homes = {job: self._home(job) or newest for job in jobs}
-        for part in list(self._parts):
-            own = [row for row in rows if homes[row.job] is part]
-            used = [use for use in uses if homes[use.job] is part]
-            if own or used:
-                self._put(part, own, used)
-
-    def close(self) -> None:
-        """Close the files; ``write`` would start a new one."""
-        for part in self._parts:
-            part.connection.close()
-        self._parts = []
-
-    def _put(self, part: OpenPart, rows: Sequence[SampleRow], uses: Sequence[Use]) -> None:
+        part = self._rotate()
         try:
             part.put(rows, uses)
         except HistoryError:
-            self._parts.remove(part)
-            part.connection.close()
+            self.close()
             raise
 
-    def _home(self, job: str) -> OpenPart | None:
-        """Return our file that has samples of a job; those of a job stay together."""
-        return next((part for part in reversed(self._parts) if part.has(job)), None)
+    def close(self) -> None:
+        """Close the file; ``write`` would start a new one."""
+        if self._part is not None:
+            self._part.connection.close()
+        self._part = None
 
-    def _rotate(self) -> None:
-        if self._parts and size_of(self._parts[-1].path) < self._part_bytes:
-            return
+    def _rotate(self) -> OpenPart:
+        """Return the file to write to: the newest, or another one if that is full."""
+        if self._part is not None and size_of(self._part.path) < self._part_bytes:
+            return self._part
+        self.close()
         name, connection = begin(self._folder, self._epoch)
-        self._parts.append(OpenPart(name, name.path(self._folder), connection, self._look_up))
-        self._keep_within()
+        self._part = OpenPart(name.path(self._folder), connection, self._look_up)
+        self._keep_within(name)
+        return self._part
 
-    def _keep_within(self) -> None:
+    def _keep_within(self, newest: PartName) -> None:
         """Delete the oldest files until the rest, and one more of full size, keep within ``max_bytes``."""
-        newest = self._parts[-1]
-        there = [name for name in parts_of(self._folder) if name != newest.name]
-        sizes = {name: size_of(name.path(self._folder)) for name in there}
-        excess = sum(sizes.values()) + max(self._part_bytes, size_of(newest.path)) - self._max_bytes
-        for name in there:
+        paths = [name.path(self._folder) for name in parts_of(self._folder) if name != newest]
+        sizes = [size_of(path) for path in paths]
+        excess = sum(sizes) + max(self._part_bytes, size_of(newest.path(self._folder))) - self._max_bytes
+        for path, size in zip(paths, sizes, strict=True):
             if excess <= 0:
                 return
-            self._delete(name)
-            excess -= sizes[name]
-
-    def _delete(self, name: PartName) -> None:
-        """Delete a file, and record in the newest its number of rows, and those that it had recorded."""
-        path, newest = name.path(self._folder), self._parts[-1]
-        for part in [part for part in self._parts if part.name == name]:
-            part.connection.close()
-            self._parts.remove(part)
-        newest.note([(str(name), _count_in(path)), *_gone_before(path)])
-        for one in (path, journal_of(path)):
-            one.unlink(missing_ok=True)
-
-
-def _count_in(path: Path) -> int | None:
-    """Count the samples of a file; None if they cannot be counted."""
-    with contextlib.suppress(HistoryError):
-        found = open_to_read(path)
-        if found is None:
-            return 0
-        with contextlib.closing(found), translated(path):
-            return int(found.execute("SELECT count(*) FROM samples").fetchone()[0])
-    return None
-
-
-def _gone_before(path: Path) -> list[tuple[str, int | None]]:
-    with contextlib.suppress(HistoryError):
-        found = open_to_read(path)
-        if found is not None:
-            with contextlib.closing(found), translated(path):
-                return [(str(name), samples) for name, samples in found.execute("SELECT name, samples FROM gone")]
-    return []
+            log.warning("the history is full (history.max_bytes): deleting its oldest file %s", path.name)
+            for one in (path, journal_of(path)):
+                one.unlink(missing_ok=True)
+            excess -= size

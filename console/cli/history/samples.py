@@ -72,8 +72,7 @@ def samples_show(
 ) -> None:
     """Show a sample: texts, reward and its entries, times, batches, and tokens with logprob, version and loss mask."""
     from penstock.console.read.samples import shown, token_rows, turn_rows
-    from penstock.history.blocks import ARRAYS
-    from penstock.history.row import key_of
+    from penstock.history.row import ARRAYS, key_of
 
     key_of(sample)
     row = found.samples.row(sample)

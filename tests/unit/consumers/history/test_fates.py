@@ -9,7 +9,6 @@ from penstock.consumers.history.retired import Retired, group_of
 from penstock.consumers.history.rows import fate_of, uses_of_sample
 from penstock.consumers.history.texts import Choice, Texts
 from penstock.history.row import Fate, Use
-from penstock.records.disposal import Disposal
 from penstock.records.sample import BatchUse
 from penstock.records.sample_meta import SampleMeta
 from tests.integration.play import meta
@@ -22,39 +21,26 @@ def sample(version: int = 7) -> SampleMeta:
 
 
 def fate(**fields: Any) -> tuple[Fate, str]:
-    group = Retired("d/0/0", lane=fields.pop("lane", "train"), reason=fields.pop("reason", "retired"), **fields)
+    group = Retired("d/0/0", lane=fields.pop("lane", "train"), **fields)
     return fate_of(group, sample(), uses_of_sample(group, sample()))
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"uses": IN_A_BATCH, "accounts": {"actor": 1}}, (Fate.TRAINED, "")),
-        ({"uses": {"actor": [BatchUse(3, 5.0, 9, 8)]}}, (Fate.MASKED, "")),
-        ({"uses": IN_A_BATCH, "reason": "cancelled"}, (Fate.TRAINED, "")),
-        ({"uses": IN_A_BATCH, "reason": "evicted"}, (Fate.EVICTED, "")),
-        ({"uses": IN_A_BATCH, "lost": frozenset({0})}, (Fate.PAYLOAD_LOST, "")),
-        ({"uses": IN_A_BATCH, "accounts": {"actor": 1, "other": Disposal.FILTERED.code}}, (Fate.TRAINED, "")),
-        ({"accounts": {"actor": 1}}, (Fate.TRAINED, "")),  # cut before the run kept a history
-        ({"accounts": {"a": Disposal.STALE.code, "b": Disposal.FILTERED.code}, "filtered": {"b": "easy"}},
-         (Fate.FILTERED, "easy")),
-        ({"accounts": {"actor": Disposal.STALE.code}}, (Fate.DROPPED, "stale")),
-        ({"accounts": {"actor": Disposal.PAYLOAD_LOST.code}}, (Fate.PAYLOAD_LOST, "")),
-        ({"reason": "timed_out"}, (Fate.DROPPED, "timed_out")),
-        ({"reason": "cancelled"}, (Fate.CANCELLED, "")),
-        ({"reason": "dropped"}, (Fate.DROPPED, "unused")),
-        ({"lane": "eval"}, (Fate.EVALUATED, "")),
-        ({"lane": "score"}, (Fate.SCORED, "")),
-        # What the ledger made of it counts more.
         ({"uses": IN_A_BATCH, "account": "masked", "checkpoints": {"actor": 3}}, (Fate.TRAINED, "")),
         ({"uses": IN_A_BATCH, "account": "masked", "checkpoints": {"actor": 2}}, (Fate.MASKED, "")),
-        ({"uses": IN_A_BATCH, "account": "evicted", "reason": "cancelled"}, (Fate.EVICTED, "")),
-        ({"account": "filtered:easy", "reason": "cancelled"}, (Fate.FILTERED, "easy")),
-        ({"account": "dropped:stale", "reason": "cancelled"}, (Fate.DROPPED, "stale")),
-        ({"account": "dropped:timed_out", "reason": "timed_out"}, (Fate.DROPPED, "timed_out")),
-        ({"account": "dropped:unwanted", "reason": "dropped"}, (Fate.DROPPED, "unused")),
+        ({"uses": {"actor": [BatchUse(3, 5.0, 9, 8)]}, "account": "masked", "checkpoints": {"actor": 3}},
+         (Fate.MASKED, "")),
+        ({"account": "masked"}, (Fate.TRAINED, "")),  # cut before the run kept a history
+        ({"uses": IN_A_BATCH, "account": "evicted"}, (Fate.EVICTED, "")),
+        ({"uses": IN_A_BATCH, "account": "masked", "lost": frozenset({0})}, (Fate.PAYLOAD_LOST, "")),
+        ({"account": "filtered:easy"}, (Fate.FILTERED, "easy")),
+        ({"account": "dropped:stale"}, (Fate.DROPPED, "stale")),
+        ({"account": "dropped:timed_out"}, (Fate.DROPPED, "timed_out")),
+        ({"account": "dropped:unwanted"}, (Fate.DROPPED, "unused")),
         ({"account": "payload_lost"}, (Fate.PAYLOAD_LOST, "")),
-        ({"account": "cancelled", "reason": "cancelled"}, (Fate.CANCELLED, "")),
+        ({"account": "cancelled"}, (Fate.CANCELLED, "")),
         ({"account": "evaluated", "lane": "eval"}, (Fate.EVALUATED, "")),
         ({"account": "collected", "lane": "score"}, (Fate.SCORED, "")),
         ({"broken": "its records cannot be read"}, (Fate.DROPPED, "unreadable")),
@@ -76,13 +62,13 @@ def test_a_use_says_how_old_what_bore_loss_was() -> None:
 
 def test_a_group_is_read_from_its_fields() -> None:
     raw = {
-        b"ln": b"train", b"seq": b"12", b"r": b"retired", b"att": b"2", b"eid": b"1500-0", b"t0": b"2000",
-        b"t1": b"9000", b"u:actor": b"1", b"h:actor": b"3:5000:9:-1:0:", b"fr:other": b"easy", b"x:1": b"1",
+        b"ln": b"train", b"seq": b"12", b"att": b"2", b"eid": b"1500-0", b"t0": b"2000",
+        b"t1": b"9000", b"h:actor": b"3:5000:9:-1:0:", b"x:1": b"1",
     }  # fmt: skip
     group = group_of("d/0/0", raw, sample().to_bytes())
     assert (group.seq, group.attempts, group.admitted_s, group.leased_s, group.ready_s) == (12, 2, 1.5, 2.0, 9.0)
     assert group.uses == IN_A_BATCH
-    assert (group.filtered, group.lost, len(group.samples)) == ({"other": "easy"}, frozenset({1}), 1)
+    assert (group.lost, len(group.samples)) == (frozenset({1}), 1)
     assert group_of("d/0/0", raw | {b"ta": b"1000"}, None).admitted_s == 1.0
 
 

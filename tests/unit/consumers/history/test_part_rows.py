@@ -24,7 +24,7 @@ def samples() -> list[Sample]:
 
 
 def rows(lane: str = "eval", **fields: object) -> list[SampleRow]:
-    group = Retired("held/3/0", lane=lane, reason="retired", **fields)  # type: ignore[arg-type]
+    group = Retired("held/3/0", lane=lane, account="evaluated", **fields)  # type: ignore[arg-type]
     return [row for one in samples() for row, _ in rows_of(group, packed(one)[1], None, None, {})]
 
 
@@ -45,7 +45,7 @@ def test_each_part_has_a_row_with_its_own_tokens_and_the_reward_of_the_sample() 
 
 def test_what_became_of_a_part_is_its_own() -> None:
     sample = make_sample(0, [turn(1, 2, 3), turn(1, 3, 5)])
-    group = Retired("toy/0/0", lane="train", reason="retired", uses={"actor": [BatchUse(4, 6.0, 6, 5)]})
+    group = Retired("toy/0/0", account="masked", uses={"actor": [BatchUse(4, 6.0, 6, 5)]}, checkpoints={"actor": 4})
 
     found = rows_of(group, packed(sample)[1], None, None, {})
 

@@ -41,11 +41,15 @@ def test_texts_are_what_the_tokenizer_says_of_whatever_was_drawn(tmp_path: Path)
         drawn = rng.choices(range(size), k=rng.randrange(1, 40))
         assert texts.answer(drawn) == reads.decode(drawn, skip_special_tokens=True)
         assert texts.prompt(drawn) == reads.decode(drawn, skip_special_tokens=False)
+        pieces = texts.pieces(drawn)
+        assert texts.prompt(drawn) == b"".join(pieces[one][0] for one in drawn).decode("utf-8", "replace")
+        plain = b"".join(piece for piece, special in map(pieces.__getitem__, drawn) if not special)
+        assert texts.answer(drawn) == plain.decode("utf-8", "replace")
     for text in CORPUS:
         assert texts.answer(reads.encode(text).ids) == text
     assert texts.answer([size + 5, -1, *reads.encode("blue").ids]) == "blue"
     end = reads.token_to_id("<end>")
-    assert texts.pieces([end])[end].is_special
+    assert texts.pieces([end]) == {end: (b"<end>", True)}
 
 
 def test_a_tokenizer_of_another_kind_has_its_own_word(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import dataclasses
 import os
 import random
 import signal
@@ -9,11 +8,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.errors import DiskFull
 from penstock.history import part
-from penstock.history.part import PartName, _connect, begin, open_to_read, parts_of
+from penstock.history.filters import Filters
+from penstock.history.part import PartName, _connect, begin, open_to_read, parts_of, size_of
+from penstock.history.reader import HistoryReader
 from penstock.history.row import Fate, Use
 from penstock.history.writer import HistoryWriter
 from tests.unit.penstock.history.rows import row
@@ -29,7 +31,7 @@ def kept(folder: Path) -> list[tuple[str, int, int, float | None, str]]:
         assert part is not None
         with closing(part):
             found += part.execute(
-                "SELECT job, k, part, reward, word FROM samples JOIN groups USING(g) JOIN words ON w = fate ORDER BY s"
+                "SELECT job, k, part, reward, fate FROM samples JOIN groups USING(g) ORDER BY s"
             ).fetchall()
     return found
 
@@ -54,10 +56,9 @@ def test_words_of_a_row_that_was_replaced_are_found_no_more(tmp_path: Path) -> N
     writer.write([row(answer="an okapi")])
     writer.close()
 
-    with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
-        found = [part.execute("SELECT count(*) FROM answers(?)", (word,)).fetchone()[0] for word in ("zebra", "okapi")]
-        part.execute("INSERT INTO answers(answers) VALUES('integrity-check')")
-    assert found == [0, 1]
+    with closing(HistoryReader(tmp_path)) as reader:
+        for word, count in (("zebra", 0), ("okapi", 1)):
+            assert len(reader.rows(Filters(text=word)).rows) == reader.count(Filters(text=word)) == count
 
 
 def test_a_use_may_come_before_its_row(tmp_path: Path) -> None:
@@ -94,53 +95,58 @@ def test_a_file_that_was_begun_is_nobody_elses(tmp_path: Path) -> None:
     assert (first, second) == (PartName(4, 1), PartName(4, 2))
 
 
-def test_samples_of_a_job_stay_in_the_file_it_is_in(tmp_path: Path) -> None:
+def test_a_row_in_a_later_file_replaces_an_earlier_one(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, 1, max_bytes=MANY, part_bytes=1)
-
-    writer.write([row("math/0/1")])
+    use = Use("math/0/1", 0, "policy", batch=3, version=4)
+    writer.write([row("math/0/1")], [use])
     writer.write([row("math/0/2")])
-    writer.write([row("math/0/1", reward=1.0), row("math/0/3")])
+    writer.write([row("math/0/1", reward=1.0), row("math/0/3")], [use])
     writer.close()
 
-    assert [number for number, *_ in map(dataclasses.astuple, parts_of(tmp_path))] == [1, 1, 1]
-    assert [(job, reward) for job, _, _, reward, _ in kept(tmp_path)] == [
-        ("math/0/1", 1.0),
-        ("math/0/2", 0.5),
-        ("math/0/3", 0.5),
-    ]
+    assert len(parts_of(tmp_path)) == 3
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert {found.job: found.reward for found in reader.rows().rows} == {
+            "math/0/1": 1.0,
+            "math/0/2": 0.5,
+            "math/0/3": 0.5,
+        }
+        assert (reader.count(), reader.count(Filters(batch=3))) == (3, 1)
+        assert reader.uses("math/0/1/0") == [use]
 
 
-def test_the_oldest_files_go_and_what_went_is_counted(tmp_path: Path) -> None:
-    writer = HistoryWriter(tmp_path, 1, max_bytes=1_500_000, part_bytes=1)
+def test_the_oldest_files_are_deleted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=200_000, part_bytes=1)
     for number in range(8):
         writer.write([row(f"math/0/{number}"), row(f"math/0/{number}", k=1)])
     writer.close()
 
     left = parts_of(tmp_path)
     assert 1 < len(left) < 8
-    assert left[-1] == PartName(1, 8)
-    part = open_to_read(left[-1].path(tmp_path))
-    assert part is not None
-    with closing(part):
-        gone = part.execute("SELECT name, samples FROM gone ORDER BY name").fetchall()
-    assert [int(samples) for _, samples in gone][-1] == 2
-    assert {str(PartName(1, number)) for number in range(1, 9)} >= {name for name, _ in gone}
+    assert left == [PartName(1, number) for number in range(9 - len(left), 9)]
+    assert caplog.text.count("deleting its oldest file") == 8 - len(left)
+    assert sum(size_of(name.path(tmp_path)) for name in left) <= 200_000 + 60_000
 
 
 def test_a_disk_without_room_is_told_and_what_was_there_stays(tmp_path: Path) -> None:
-    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY, look_up=lambda tokens: dict.fromkeys(tokens, (b"x", False)))
     writer.write([row()])
-    pages = writer._parts[-1].connection.execute("PRAGMA page_count").fetchone()[0]
-    writer._parts[-1].connection.execute(f"PRAGMA max_page_count={pages}")
-    large = row(k=1, prompt="", answer="".join(random.Random(1).choices(string.printable, k=100_000)))
+    assert writer._part is not None
+    pages = writer._part.connection.execute("PRAGMA page_count").fetchone()[0]
+    writer._part.connection.execute(f"PRAGMA max_page_count={pages}")
+    text = "".join(random.Random(1).choices(string.printable, k=100_000))
+    small, large = row("math/0/1", tokens=np.arange(7, dtype=np.int32)), row(k=1, prompt="", answer=text)
 
     with pytest.raises(DiskFull, match="no room is left"):
-        writer.write([large])
-    writer._parts[-1].connection.execute("PRAGMA max_page_count=1073741823")
+        writer.write([small, large])
+    writer._part.connection.execute("PRAGMA max_page_count=1073741823")
     assert len(kept(tmp_path)) == 1
-    writer.write([large])
+    writer.write([small, large])
     writer.close()
-    assert len(kept(tmp_path)) == 2
+    assert len(kept(tmp_path)) == 3
+    with closing(HistoryReader(tmp_path)) as reader:
+        found = reader.row(small.id)
+    assert found is not None
+    assert found.pieces.keys() == {*range(7)}, "those of the failed commit are written again"
 
 
 def test_a_disk_without_room_for_a_new_file_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +177,12 @@ from tests.unit.penstock.history.rows import row
 
 writer = module.HistoryWriter(Path(sys.argv[1]), 1, max_bytes=2**30)
 writer.write([row()])
-part = writer._parts[-1].connection
+part = writer._part.connection
 # Small, so that pages go to the file before the commit.
 part.execute("PRAGMA cache_size=2")
 part.execute("BEGIN IMMEDIATE")
 for k in range(1, 200):
-    writer._parts[-1]._put_job(f"math/0/{k}", [row(f"math/0/{k}", answer=str(k) * 500)])
+    writer._part._put_job(f"math/0/{k}", [row(f"math/0/{k}", answer=str(k) * 500)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
