@@ -1,7 +1,7 @@
 """Ready groups: their age, and for each subscription whether they are cut, or why not yet."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from penstock.buffer.samplers import make_pool
 from penstock.buffer.view import View
 from penstock.config.subscription import Definition
 from penstock.console.read.jobs import reason_of
+from penstock.console.read.live_samples import read_groups
 from penstock.console.resources import GROUPS
 from penstock.errors import ProtocolError
 from penstock.protocol.position import Position
@@ -19,9 +20,6 @@ from penstock.records.keys import Keys
 from penstock.records.record import readable
 from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
-
-#: Groups read per round trip.
-CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +40,10 @@ def list_groups(client: Client, keys: Keys) -> list[dict[str, Any]]:
     """
     readers = _readers(client, keys)
     ready = client.zrangebyscore(keys.ready, "-inf", "+inf", withscores=True)
+    places = {name_shown(name): int(place) for name, place in ready}
     rows: list[dict[str, Any]] = []
-    for start in range(0, len(ready), CHUNK):
-        for group, about in _groups(client, keys, ready[start : start + CHUNK]):
-            rows += _rows(group, about, readers)
+    for job, raw, meta in read_groups(client, keys, [*places]):
+        rows += _rows(*_group(job, raw, meta, places[job]), readers)
     return rows
 
 
@@ -66,21 +64,6 @@ def _reader(client: Client, keys: Keys, name: str, clock: Mapping[str, int], wai
     own = clock.get(f"version:{definition.model}", 0) if definition.model else 0
     view = View(name, definition, position, pool, clock=own, newest=newest)
     return _Reader(name, view, waits.get(f"buffer:{name}", ""), position.ask > position.cut)
-
-
-def _groups(
-    client: Client, keys: Keys, ready: Sequence[tuple[bytes, float]]
-) -> Iterator[tuple[Group | None, dict[str, Any]]]:
-    pipe = client.pipeline(transaction=False)
-    for raw_name, _ in ready:
-        pipe.hgetall(keys.group(name_shown(raw_name)))
-        pipe.get(keys.meta(name_shown(raw_name)))
-    answers = pipe.execute()
-    for at, (raw_name, place) in enumerate(ready):
-        job = name_shown(raw_name)
-        raw, meta = answers[2 * at : 2 * at + 2]
-        if raw:
-            yield _group(job, raw, meta or b"", int(place))
 
 
 def _group(job: str, raw: Mapping[bytes, bytes], meta: bytes, place: int) -> tuple[Group | None, dict[str, Any]]:

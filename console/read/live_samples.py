@@ -37,15 +37,13 @@ def read_live(client: Client, keys: Keys) -> tuple[list[SampleRow], list[Use]]:
 
     Unreadable groups are skipped: the commands that show groups report them.
     """
-    jobs = _jobs(client, keys)
     rows: list[SampleRow] = []
     uses: list[Use] = []
-    for start in range(0, len(jobs), CHUNK):
-        for job, raw, meta in _groups(client, keys, jobs[start : start + CHUNK]):
-            found = _live(job, raw, meta, {})
-            if not found.broken:
-                rows += found.rows
-                uses += found.uses
+    for job, raw, meta in read_groups(client, keys, _jobs(client, keys)):
+        found = _live(job, raw, meta, {}) if meta else None
+        if found is not None and not found.broken:
+            rows += found.rows
+            uses += found.uses
     return rows, uses
 
 
@@ -75,16 +73,18 @@ def _jobs(client: Client, keys: Keys) -> list[str]:
     return list(dict.fromkeys(map(name_shown, (*retiring, *ready, *begun))))
 
 
-def _groups(client: Client, keys: Keys, jobs: Sequence[str]) -> Iterator[tuple[str, Mapping[bytes, bytes], bytes]]:
-    pipe = client.pipeline(transaction=False)
-    for job in jobs:
-        pipe.hgetall(keys.group(job))
-        pipe.get(keys.meta(job))
-    answers = pipe.execute(raise_on_error=False)
-    for at, job in enumerate(jobs):
-        raw, meta = answers[2 * at : 2 * at + 2]
-        if isinstance(raw, dict) and raw and isinstance(meta, bytes):
-            yield job, raw, meta
+def read_groups(client: Client, keys: Keys, jobs: Sequence[str]) -> Iterator[tuple[str, Mapping[bytes, bytes], bytes]]:
+    """Yield job, hash and metadata of each existing group. Blocks for a round trip per ``CHUNK`` groups."""
+    for start in range(0, len(jobs), CHUNK):
+        chunk = jobs[start : start + CHUNK]
+        pipe = client.pipeline(transaction=False)
+        for job in chunk:
+            pipe.hgetall(keys.group(job))
+            pipe.get(keys.meta(job))
+        answers = iter(pipe.execute(raise_on_error=False))
+        for job, raw, meta in zip(chunk, answers, answers, strict=True):
+            if isinstance(raw, dict) and raw:
+                yield job, raw, meta if isinstance(meta, bytes) else b""
 
 
 def _last_uses(group: Retired, raw: Mapping[bytes, bytes]) -> Iterator[Use]:

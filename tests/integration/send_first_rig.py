@@ -28,7 +28,7 @@ HELD = [f"d/0/{index}" for index in range(1, 4)]
 RUN = "actor"
 #: What the processes of these tests import, which takes them more than all else that they do.
 IMPORTS = (
-    "penstock.console.cli.part", "penstock.workers.main", "penstock.consumers.weights.publisher",
+    "penstock.console.cli.main", "penstock.workers.main", "penstock.consumers.weights.publisher",
     "penstock.consumers.weights.checkpoint_writer",
     "transformers.models.auto.tokenization_auto", "tests.integration.sent_files", "tests.integration.test_transfers",
     "tests.integration.worker_parts",

@@ -17,7 +17,7 @@ from tests.chaos.cluster.zygote import MESSAGE_BYTES
 
 #: What parts import, and what they import late. A source need not have all of it.
 IMPORTS = (
-    "penstock.console.cli.main", "penstock.console.cli.part", "penstock.console.launch.trainable",
+    "penstock.console.cli.main", "penstock.console.launch.trainable",
     "penstock.config.load",
     "penstock.config.reading.mistakes", "penstock.config.reading.mistakes", "penstock.config.reading.yaml_file",
     "penstock.redis.server", "penstock.producer.main", "penstock.buffer.main", "penstock.workers.main",

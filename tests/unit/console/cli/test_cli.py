@@ -110,7 +110,6 @@ def test_every_part_takes_the_format_of_its_log(part: str, monkeypatch: pytest.M
         given.extend(overrides)
 
     monkeypatch.setattr(cli, "run_part", run_part)
-    monkeypatch.setattr("penstock.console.cli.part.run_part", run_part)
     assert cli.execute([*part.split(), "--config", "run.yaml", "--log-format", "json"]) == 0
     assert given[-1] == "--logs.format=json"
 
