@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from penstock.console.terminal import Terminal
+from penstock.console.terminal import Terminal, duration
 from penstock.text import printable
 
 #: Seconds before the first line in a pipe; between two lines; between two equal lines.
@@ -77,18 +77,9 @@ class Steps:
         """Return the line for a pipe."""
         took_s = self._clock() - self._began
         counted = f" {done}" if self._total is None else f" {done} of {self._total}"
-        left = f", about {left_text(took_s * (self._total - done) / done)} left" if done and self._total else ""
+        left = f", about {duration(took_s * (self._total - done) / done)} left" if done and self._total else ""
         counted = counted if self._total is not None or done else ""
         return printable(f"{self._what}:{counted}{words and f' {words}'} ({took_s:.0f} s{left})")
-
-
-def left_text(seconds: float) -> str:
-    """Format a remaining time: ``40 s``, ``12 min``, ``3 h 05 min``."""
-    whole = max(0, round(seconds))
-    if whole < 90:
-        return f"{whole} s"
-    minutes = round(whole / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _bar(console: Console) -> Progress:

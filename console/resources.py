@@ -11,7 +11,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
-from penstock.console.terminal import excerpt
+from penstock.console.terminal import duration, excerpt
 
 Row = Mapping[str, Any]
 
@@ -101,17 +101,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {text_of(one)}" for name, one in value.items())
     return ", ".join(map(text_of, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def duration(seconds: float) -> str:
-    """Format a length of time: ``0.4 s``, ``40 s``, ``12 min``, ``3 h 5 min``."""
-    if 0 < seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    minutes = whole // 60
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def clock(at: float) -> str:

@@ -139,6 +139,17 @@ def excerpt(text: str) -> str:
     return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
 
 
+def duration(seconds: float) -> str:
+    """Format a length of time: ``0.4 s``, ``40 s``, ``12 min``, ``3 h 5 min``."""
+    if 0 < seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def flush() -> None:
     """Flush the output, so that a reader's exit is noticed here and not when the interpreter exits."""
     sys.stdout.flush()

@@ -20,11 +20,9 @@ from penstock.console.cli.nouns import show_table
 from penstock.console.cli.rewards import reward_app
 from penstock.console.cli.target import Target
 from penstock.console.read.tokens import goodput_line
-from penstock.console.resources import LISTS, VERIFIERS
+from penstock.console.resources import LANES, SUBS, TRAINERS, VERIFIERS, WAITS, WORKERS
 from penstock.console.terminal import flush, print_json, reader_left, say
 from penstock.errors import ConfigError
-
-_TABLES = ("lanes", "workers", "subs", "trainers", "waits")
 
 
 def status(
@@ -59,8 +57,9 @@ def status(
 
 
 def _show_status(target: Target, state: Mapping[str, Any]) -> None:
-    from penstock.console.read.lanes import ready_line
-    from penstock.console.read.trainers import head_line
+    from penstock.console.read.lanes import list_lanes, ready_line
+    from penstock.console.read.trainers import head_line, trainer_rows
+    from penstock.console.read.workers import worker_row
 
     say(f"run {state['run']}: {head_line(state)}")
     say(f"delayed {state['delayed']}, dead {state['dead']}, {ready_line(state)}")
@@ -69,8 +68,11 @@ def _show_status(target: Target, state: Mapping[str, Any]) -> None:
         passed_line(counters), skipped_line(counters), rollback_line(counters), goodput_line(state),
         state["sync_trouble"], *ledger_lines(state["subs"]),
     )  # fmt: skip
-    for name in _TABLES:
-        show_table(LISTS[name], LISTS[name].rows(target.client, target.keys))
+    show_table(LANES, list_lanes(target.client, target.keys, state))
+    show_table(WORKERS, [worker_row(one) for one in state["workers"]])
+    show_table(SUBS, SUBS.rows(target.client, target.keys))
+    show_table(TRAINERS, trainer_rows(state))
+    show_table(WAITS, state["waits"])
     if state["verifiers"] or state["checks"]:
         show_table(VERIFIERS, state["verifiers"])
         say(f"checks queued for verifiers: {state['checks']}")

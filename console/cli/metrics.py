@@ -20,12 +20,18 @@ def _root() -> None:
     """Prometheus metrics: where the parts of a run have theirs."""
 
 
+def _checked(out: Path | None) -> Path | None:
+    if out is not None and out.suffix not in (".json", ".yml", ".yaml"):
+        raise ConfigError(f"--out {str(out)!r}: Prometheus reads files that end in .json, .yml or .yaml; name it so.")
+    return out
+
+
 @command(metrics_app, "discovery")
 def discovery(
     target: Target,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write it there; else it is shown."),
+        typer.Option("--out", metavar="FILE", help="Write it there; else it is shown.", callback=_checked),
     ] = None,
     every: Annotated[
         float | None,
@@ -37,8 +43,6 @@ def discovery(
 
     if every is not None and out is None:
         raise ConfigError("--every keeps a file current: name it with --out FILE.")
-    if out is not None and out.suffix not in (".json", ".yml", ".yaml"):
-        raise ConfigError(f"--out {str(out)!r}: Prometheus reads files that end in .json, .yml or .yaml; name it so.")
     if out is None:
         print_json(targets(target.client, target.keys))
     elif every is None:

@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.config import Config
-from penstock.console.progress import left_text
 from penstock.console.read.why import Chain, chains
-from penstock.console.terminal import Terminal
+from penstock.console.terminal import Terminal, duration
 from penstock.protocol.snapshot import jobs_to_train, main_trainer
 from penstock.text import printable, redact
 
@@ -136,7 +135,7 @@ class Live:
             return ""
         (began, first), (ended, last) = self._steps[0], self._steps[-1]
         left = max(0, self._total - last)
-        return left_text(left * (ended - began) / (last - first)) if left else ""
+        return duration(left * (ended - began) / (last - first)) if left else ""
 
     def _figures(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> list[tuple[str, str]]:
         trainer = main_trainer(snapshot)

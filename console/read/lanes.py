@@ -17,12 +17,12 @@ from penstock.redis.commands import Client, Entry
 _PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")
 
 
-def list_lanes(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """Return a row per lane. Blocks for a few round trips.
+def list_lanes(client: Client, keys: Keys, state: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return a row per lane, of a snapshot or of now. Blocks for a few round trips.
 
     ``ready``: groups that a batch may still take; ``oldest_s``: how long its next job has been queued, or None.
     """
-    state = snapshot(client, keys)
+    state = state or snapshot(client, keys)
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
         pipe.zrange(keys.queued(lane), 0, 0)

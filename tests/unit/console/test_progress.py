@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.console.progress import LINE_EVERY_S, SAME_EVERY_S, Steps, left_text
+from penstock.console.progress import LINE_EVERY_S, SAME_EVERY_S, Steps
+from penstock.console.terminal import duration
 
 
 class Clock:
@@ -64,7 +65,8 @@ def test_a_terminal_gets_a_bar_and_whoever_wants_json_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(-1, "0 s"), (89, "89 s"), (90, "2 min"), (5340, "89 min"), (11100, "3 h 05 min")]
+    ("seconds", "said"),
+    [(-1, "0 s"), (4.25, "4.2 s"), (119, "119 s"), (120, "2 min"), (5340, "89 min"), (11100, "3 h 5 min")],
 )
 def test_a_time_that_is_left_has_no_more_digits_than_it_is_worth(seconds: float, said: str) -> None:
-    assert left_text(seconds) == said
+    assert duration(seconds) == said

@@ -42,7 +42,7 @@ def test_readers_exist(name: str) -> None:
         ("share", 0.5126, "51.3%"),
         ("seconds", 0.44, "0.4 s"),
         ("seconds", 119.6, "2 min"),
-        ("seconds", 4000, "66 min"),
+        ("seconds", 4000, "67 min"),
         ("seconds", 8000, "2 h 13 min"),
         ("seconds", float("nan"), "nan"),
         ("rate", 6.41e-9, "0.0"),
