@@ -129,7 +129,7 @@ def await_state(control: Control, trainer: Trainer, name: str, states: set[str],
 
 
 def kill_in_transfer(control: Control, trainer: Trainer, process: "subprocess.Popen[bytes]", after_s: float) -> None:
-    """kill -9 the worker as soon as the next transfer has been decided; its supervisor kills the engine."""
+    """kill -9 the worker as soon as the next transfer has been decided; its keeper kills the engine."""
     stream = trainer.keys.transfers(trainer.model_name)
     newest = control.client.xrevrange(stream, count=1)
     seen = newest[0][0] if newest else b"0-0"

@@ -133,10 +133,7 @@ class LogThread(threading.Thread):
 
 
 def processor_s(folder: Path) -> dict[int, tuple[str, float]]:
-    """Return process id -> name and CPU seconds so far, of what this process started, and of the engine of ``folder``.
-
-    The engine is no descendant of this process: its supervisor leaves it.
-    """
+    """Return process id -> name and CPU seconds so far, by this process's children and by the engine in ``folder``."""
     tick, parents, found = os.sysconf("SC_CLK_TCK"), dict[int, int](), dict[int, tuple[str, float]]()
     roots = {os.getpid()}
     for process in Path("/proc").iterdir():

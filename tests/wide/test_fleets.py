@@ -98,7 +98,7 @@ def engine_at(url: str) -> int:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            # Its supervisor has the same words behind its own.
+            # Its keeper has the same words behind its own.
             if words[1:3] == [b"-m", b"sglang.launch_server"] and words[words.index(b"--port") + 1] == port.encode():
                 return int(entry.name)
     raise AssertionError(f"nothing was started for {url}")

@@ -30,7 +30,7 @@ class Kept:
             argv, base = python_command(*spec.arguments), python_environment(without_settings(os.environ))
         self._child = Child(spec.name, argv, base | spec.environment, path, kept=bool(spec.command))
         self._look_at_log = 0.0
-        self._looping = self._ended = False
+        self._looping = self._ended = self._is_to_end = False
         self._why = ""
         self._child.start()
 
@@ -38,7 +38,7 @@ class Kept:
         """Restart the process if due; return its status. Does not block."""
         child = self._child
         if child.ended():
-            self._ended = child.code == 0
+            self._ended = self._is_to_end or child.code == 0
             if not self._ended:
                 words = child.last_words(3)
                 self._why = f"ended by {child.how()}" + (f": {words}" if words else "")
@@ -58,12 +58,12 @@ class Kept:
     def bounce(self) -> None:
         """Kill the process and restart it at once: another process of its engine died."""
         self._child.kill()
-        self._ended = False
+        self._ended = self._is_to_end = False
         self._child.start()
 
     def terminate(self) -> None:
         """Send SIGTERM, and do not restart; a worker drains."""
-        self._ended = not self._child.alive()
+        self._is_to_end, self._ended = True, not self._child.alive()
         self._child.terminate()
 
     def kill(self) -> None:

@@ -220,7 +220,8 @@ class Fleet:
                 self._waiting.pop(process, None)
                 self.launcher.forget(process)
             self._planner.remove(key)
-            self._adopt()
+            self.plan = self._planner.plan
+            self._specs = specs_of(self.config, self.plan)
             del self._leaving[key]
             log.info("%s has left", name)
 

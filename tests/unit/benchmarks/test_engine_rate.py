@@ -11,7 +11,7 @@ from benchmarks.engine_rate import processor_s
 
 def test_only_processes_of_the_benchmark_and_its_engine_are_counted(tmp_path: Path) -> None:
     """Another run on the machine has processes of the same names, which begin and end as they like."""
-    # The shell that starts them ends, as the starter of an engine's supervisor does.
+    # The shell that starts them ends, so that the engine is no descendant of the benchmark.
     start = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid)"
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)", "sglang.launch_server"]
     foreign, engine = (
