@@ -8,17 +8,13 @@ included.
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
-from typing import Any
 
 from prometheus_client.core import Metric
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from penstock.errors import EngineError
-from penstock.metrics.server import STALL_S, BoundedThreads
 from penstock.protocol.engine_http import fetch
 from penstock.protocol.presence import WorkerPresence
 
@@ -29,12 +25,8 @@ PATH = "/engine_metrics"
 SCRAPE_S = 5.0
 
 
-class _Server(BoundedThreads, HTTPServer):
-    """An HTTP server with a bounded number of threads."""
-
-
 class EngineMetrics(Collector):
-    """Serve ``PATH`` from threads until ``close``.
+    """Serve the metrics from threads until ``close``, at ``PATH`` and any other path.
 
     Args:
         workers: returns the live workers, as ``Trainer.workers`` does; called at every scrape.
@@ -44,9 +36,8 @@ class EngineMetrics(Collector):
     def __init__(self, workers: Callable[[], Iterable[WorkerPresence]], host: str = "127.0.0.1") -> None:
         self._workers = workers
         registry = CollectorRegistry(auto_describe=False)
-        self._server = _Server((host, 0), _handler(registry))
         registry.register(self)
-        Thread(target=self._server.serve_forever, name="engine-metrics", daemon=True).start()
+        self._server, _ = start_http_server(0, host, registry)
 
     @property
     def address(self) -> str:
@@ -85,24 +76,3 @@ def _scrape(url: str) -> list[Metric]:
     except (EngineError, ValueError) as exc:
         log.debug("no metrics from %s: %s", url, exc)
         return []
-
-
-def _handler(registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = STALL_S
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in (PATH, "/metrics"):
-                self.send_error(404)
-                return
-            body = generate_latest(registry)
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            log.debug(format, *args)
-
-    return Handler

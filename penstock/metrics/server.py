@@ -3,18 +3,13 @@
 import json
 import logging
 import re
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any, Self
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -77,51 +72,6 @@ def write_targets(path: Path, groups: list[Group]) -> bool:
     return True
 
 
-#: Most open connections; the oldest is closed for one more.
-MAX_CONNECTIONS = 32
-#: Most threads, including those that have not noticed that their connection was closed.
-MAX_THREADS = 4 * MAX_CONNECTIONS
-#: Longest wait for the next bytes of a request, and for the client to take some.
-STALL_S = 10.0
-
-
-class BoundedThreads(ThreadingMixIn):
-    """A mixin for servers of ``socketserver``: a daemon thread for each connection, with a limit."""
-
-    daemon_threads = True
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._lock = threading.Lock()
-        #: The oldest first; True: it was closed, and its thread has not ended.
-        self._open: dict[Any, bool] = {}
-        super().__init__(*args, **options)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            has_room = len(self._open) < MAX_THREADS
-            living = [one for one, is_cut in self._open.items() if not is_cut]
-            if has_room and len(living) >= MAX_CONNECTIONS:
-                self._open[living[0]] = True
-                with suppress(OSError):
-                    living[0].shutdown(socket.SHUT_RDWR)
-            if has_room:
-                self._open[request] = False
-        if has_room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)  # type: ignore[misc]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error of a client at debug level: it is not ours."""
-        is_theirs = isinstance(sys.exception(), OSError)
-        log.log(logging.DEBUG if is_theirs else logging.ERROR, "a request of %s failed", client_address, exc_info=True)
-
-
 #: Interval of warnings about a collector that fails.
 SAY_S = 60.0
 
@@ -173,11 +123,9 @@ class MetricsServer:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(part)
         try:
-            self._server = _server(config.host, config.port or 0, registry)
+            self._server, self._thread = start_http_server(config.port or 0, config.host, registry)
         except OSError as exc:
             raise cannot_listen("metrics", config.host, config.port or 0, exc) from exc
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
         #: Address for other processes.
         self.url = f"http://{host_in_url(config.host, config.reached_at)}:{self._server.server_port}/metrics"
         log.info("metrics at %s", self.url)
@@ -187,23 +135,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = STALL_S
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Do not log scrapes."""
-
-
-def _server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
-    """Make the server. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-
-    class Server(BoundedThreads, WSGIServer):
-        address_family = found[0][0]
-
-    return make_server(str(found[0][4][0]), port, make_wsgi_app(registry), Server, _Handler)
 
 
 def serve(config: Config, part: str, name: str, *collectors: Collector) -> MetricsServer | None:

@@ -1,13 +1,7 @@
 """The server of one part's metrics: where it is, and what it says where a server does not answer."""
 
-import logging
-import socket
-import struct
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
@@ -16,8 +10,6 @@ from prometheus_client.registry import Collector
 
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.metrics import server as bounded_threads
-from penstock.metrics import server as metrics_server
 from penstock.metrics.series import gauge
 from penstock.metrics.server import MetricsServer, serve
 
@@ -64,61 +56,6 @@ def test_figures_that_a_server_does_not_give_are_left_out_and_counted(tmp_path: 
     assert "penstock_there 8.0" not in lines, "half of what a collector says"
     assert "penstock_there 7.0" in lines
     assert "penstock_part_failed_scrapes_total 1.0" in lines
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[MetricsServer]:
-    server = serve(config(tmp_path, port=0), "worker", "w", There())
-    assert server is not None
-    yield server
-    server.close()
-
-
-def connected(server: MetricsServer) -> socket.socket:
-    at = urlsplit(server.url)
-    return socket.create_connection((at.hostname, at.port), timeout=60)
-
-
-def open_in(server: MetricsServer) -> dict[object, bool]:
-    return server._server._open  # type: ignore[attr-defined,no-any-return]
-
-
-def test_silent_connections_keep_no_scrape_out(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or whoever reaches the port takes a thread and a handle of the part for each, until it has none."""
-    monkeypatch.setattr(bounded_threads, "MAX_CONNECTIONS", 4)
-    with ExitStack() as stack:
-        silent = [stack.enter_context(connected(server)) for _ in range(12)]
-        with urlopen(server.url, timeout=60) as answer:
-            assert b"penstock_there 7.0" in answer.read()
-        assert [one.recv(1) for one in silent[:9]] == [b""] * 9, "the oldest were cut"
-        assert sum(not is_cut for is_cut in open_in(server).values()) <= 4
-
-
-def test_threads_that_do_not_end_are_not_added_to(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_threads, "MAX_THREADS", 2)
-    with connected(server), connected(server), connected(server) as third:
-        assert third.recv(1) == b""
-        assert len(open_in(server)) == 2
-
-
-def test_a_client_that_says_nothing_is_cut(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.1)
-    with connected(server) as silent:
-        assert silent.recv(1) == b""
-
-
-def test_what_strangers_do_is_not_logged(
-    server: MetricsServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level(logging.INFO)
-    for said in (b"\0\1\2\r\n\r\n", b"GET /metrics HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"):
-        with connected(server) as stranger:
-            stranger.sendall(said)
-            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    deadline = time.monotonic() + 60
-    while open_in(server) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
 def test_nobody_serves_where_nobody_asked(tmp_path: Path) -> None:
