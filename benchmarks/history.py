@@ -43,7 +43,9 @@ from penstock.history.part import parts_of
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use
 from penstock.history.writer import HistoryWriter
-from penstock.payloads import encode_arrays
+from penstock.payloads import encode
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 
 GROUP = 8
 #: Tokens of a prompt and of an answer: of rows whose size is measured, and of those that are asked for.
@@ -340,12 +342,17 @@ def _raw_bytes(row: SampleRow) -> int:
     assert row.generated is not None
     assert row.loss_mask is not None
     assert row.versions is not None
-    return len(
-        encode_arrays(
-            row.tokens, row.logprobs, row.generated, row.loss_mask,
-            prompt_length=row.prompt_length, sample_id=row.id, versions=row.versions,
-        )
-    )  # fmt: skip
+    sample = Sample(
+        Job(row.job, 1),
+        row.k,
+        tokens=row.tokens.tolist(),
+        logprobs=row.logprobs.tolist(),
+        generated=row.generated.tolist(),
+        loss_mask=row.loss_mask.tolist(),
+        versions=row.versions.tolist(),
+        prompt_length=row.prompt_length,
+    )
+    return len(encode(sample))
 
 
 if __name__ == "__main__":

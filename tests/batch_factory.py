@@ -1,7 +1,6 @@
 """Batches as the buffer would cut them, drawn by a tiny model, for tests of what trainers do with them."""
 
 import random
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -182,19 +181,24 @@ def make_batch(
 
 
 def with_beside(samples: Sequence[Sample], name: str, values: Mapping[str, Any], **changes: Any) -> Batch:
-    """A batch whose samples have a side array (sample id -> array) in a key of its own."""
-    packed = {sample: sides.pack(name, array, sample) for sample, array in values.items()}
-    named = {
-        i: {"sides": [[name, len(data), zlib.crc32(data)]]}
-        for i, one in enumerate(samples)
-        if (data := packed.get(one.id)) is not None
+    """A batch whose samples have a side array (sample id -> array)."""
+    return with_sides(samples, {sample: {name: array} for sample, array in values.items()}, **changes)
+
+
+def with_sides(samples: Sequence[Sample], values: Mapping[str, Mapping[str, Any]], **changes: Any) -> Batch:
+    """A batch whose samples have side arrays (sample id -> name -> array) in keys of their own."""
+    packed = {
+        (sample, name): sides.pack(name, array, sample) for sample, of in values.items() for name, array in of.items()
     }
+    named: dict[str, list[Any]] = {}
+    for (sample, name), data in packed.items():
+        named.setdefault(sample, []).append([name, len(data), payloads.checksum_of(data)])
     changed = changes.pop("row_changes", {})
 
     def read(rows: Sequence[Row], wanted: str) -> dict[str, bytes | None]:
-        return {row.sample: packed[row.sample] for row in rows if wanted == name and row.sample in packed}
+        return {row.sample: packed[row.sample, wanted] for row in rows if (row.sample, wanted) in packed}
 
-    merged = {i: named.get(i, {}) | changed.get(i, {}) for i in range(len(samples))}
+    merged = {i: {"sides": named.get(one.id, [])} | changed.get(i, {}) for i, one in enumerate(samples)}
     return make_batch(samples, row_changes=merged, read_sides=read, **changes)
 
 

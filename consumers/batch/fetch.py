@@ -61,11 +61,9 @@ class OpenedPayloads:
         alive = [row for row, payload in zip(self._rows, self.all, strict=True) if payload is not None]
         found = self._stored_sides(alive, name)
         arrays = []
-        for row, payload in zip(self._rows, self.all, strict=True):
-            whole = payload if row.begin < 0 else self._divided[row.payload_id]
-            array = None if whole is None else whole.sides.get(name)
-            array = found.get(row.payload_id) if array is None else array
-            if array is not None and whole is not None and row.begin >= 0:
+        for row in self._rows:
+            array = found.get(row.payload_id)
+            if array is not None and row.begin >= 0 and (whole := self._divided[row.payload_id]) is not None:
                 array = sides.cut(name, array, whole, row.begin, row.begin + row.length, row.sample)
             arrays.append(array)
         return arrays

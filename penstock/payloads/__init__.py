@@ -1,15 +1,12 @@
-"""The bytes of one sample: packed arrays after a msgpack header, read without a copy.
+"""The bytes of one sample: arrays after a fixed header, read without a copy.
 
-    offset 0        magic ``PSP1``
-    offset 4        H, length of the header: uint32, little endian
-    offset 8        msgpack map {length: L, prompt: P, spans: [start, end, version, ...],
-                                 arrays: [[name, dtype, shape, offset], ...]}
-    next multiple   arrays, little endian, each at a multiple of 8, zero bytes between; their offsets in the header
-    of 8            count from here, so that they do not depend on the length of the header
+    offset 0        magic ``PSP2``, number of tokens L, length of the prompt, number of spans S: uint32
+    offset 16       spans: S x (start, end, version), int32
+    next multiple   tokens int32 [L]; then, each at a multiple of 8 with zero bytes between and behind: logprobs
+    of 8            float32 [L], mask uint8 [L] (bit 0: generated, bit 1: bears loss)
 
-Always present: ``tokens`` int32 [L], ``logprobs`` float32 [L] and ``mask`` uint8 [L] (bit 0: generated, bit 1: bears
-loss). Versions are stored as spans, half open, ascending; a token outside every span has version -1. Any further array
-is a side array (routed experts, teacher logprobs) and may have any shape. 9 bytes per token.
+All little endian. Spans are half open and ascending; a token outside every span has version -1. 9 bytes per token.
+Further arrays of a sample (routed experts, images) have keys of their own (``sides.py``).
 
 Samples that are committed together share one key: their payloads are concatenated in it, each a multiple of 8 bytes.
 
@@ -17,34 +14,8 @@ All bytes that are read are checked; invalid ones raise PayloadError with one se
 here blocks.
 """
 
-from penstock.payloads.format import (
-    GENERATED,
-    LOSS,
-    MAGIC,
-    MAX_ARRAYS,
-    MAX_HEADER_BYTES,
-    MAX_TOKENS,
-    Array,
-    Payload,
-    Span,
-    checksum_of,
-)
+from penstock.payloads.format import GENERATED, LOSS, MAX_TOKENS, Array, Payload, checksum_of
 from penstock.payloads.read import decode
-from penstock.payloads.write import encode, encode_arrays, pack
+from penstock.payloads.write import encode, pack
 
-__all__ = [
-    "GENERATED",
-    "LOSS",
-    "MAGIC",
-    "MAX_ARRAYS",
-    "MAX_HEADER_BYTES",
-    "MAX_TOKENS",
-    "Array",
-    "Payload",
-    "Span",
-    "checksum_of",
-    "decode",
-    "encode",
-    "encode_arrays",
-    "pack",
-]
+__all__ = ["GENERATED", "LOSS", "MAX_TOKENS", "Array", "Payload", "checksum_of", "decode", "encode", "pack"]

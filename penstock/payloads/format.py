@@ -1,8 +1,8 @@
-"""Definitions shared by writer and reader of a payload: constants, dtypes, the decoded value, its checksum."""
+"""Definitions shared by writer and reader of a payload: layout, the decoded value, its checks and checksum."""
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,26 +23,19 @@ def are_step_rewards(array: NDArray[Any], length: int) -> bool:
     return bool(((ends >= 0) & (ends < length) & (ends % 1 == 0)).all() and (np.diff(ends) > 0).all())
 
 
-MAGIC = b"PSP1"
-#: Most bytes of the header; 64k spans stay below it.
-MAX_HEADER_BYTES = 1024 * 1024
+MAGIC = b"PSP2"
 #: Most tokens of one sample.
 MAX_TOKENS = 64 * 1024 * 1024
-#: Most arrays of one payload, including the three that are always present.
-MAX_ARRAYS = 64
-#: Most dimensions of one array; numpy takes 64.
-MAX_DIMENSIONS = 16
 
 GENERATED = 1
 LOSS = 2
+#: All values of a mask, since tokens that bear loss were generated (T8), and those of generated tokens.
+_MASKS = bytes((0, GENERATED, GENERATED | LOSS))
+_GENERATED_MASKS = bytes((GENERATED, GENERATED | LOSS))
 
-PRELUDE = struct.Struct("<4sI")
-DTYPES = {
-    name: np.dtype(name).newbyteorder("<")
-    for name in ("int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
-}
-#: Arrays that are always present, and their dtypes.
-CORE: Mapping[str, str] = {"tokens": "int32", "logprobs": "float32", "mask": "uint8"}
+#: Magic, tokens, tokens of the prompt, spans.
+PRELUDE = struct.Struct("<4sIII")
+INT32, FLOAT32, UINT8 = np.dtype("<i4"), np.dtype("<f4"), np.dtype("u1")
 
 Span = tuple[int, int, int]
 Array = NDArray[Any]
@@ -62,8 +55,6 @@ class Payload:
     #: (start, end, version), half open, ascending, not overlapping.
     spans: tuple[Span, ...]
     prompt_length: int
-    #: Further arrays by name.
-    sides: dict[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -113,20 +104,46 @@ def sum_runs(mask: Array, starts: Sequence[int] | Array) -> list[int]:
     return sums
 
 
-def check_spans(flat: Any, length: int, sample_id: str) -> tuple[Span, ...]:
-    """Parse spans (start, end, version, start, ...); raise PayloadError if they overlap or exceed the tokens."""
-    if not isinstance(flat, list) or len(flat) % 3:
-        raise PayloadError(f"sample {sample_id}: its version spans are not triples of start, end and version.")
-    last = 0
-    spans = []
-    for start, end, version in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-        if not (type(start) is type(end) is type(version) is int and last <= start < end <= length):
+def offsets(length: int, num_spans: int) -> tuple[int, int, int, int]:
+    """Return the offsets of tokens, logprobs and mask in a payload, and the number of its bytes."""
+    tokens = _aligned(PRELUDE.size + 12 * num_spans)
+    logprobs = _aligned(tokens + 4 * length)
+    mask = _aligned(logprobs + 4 * length)
+    return tokens, logprobs, mask, _aligned(mask + length)
+
+
+def _aligned(offset: int) -> int:
+    return offset + -offset % 8
+
+
+def check(payload: Payload, sample_id: str) -> None:
+    """Check what the loss relies on (T6, T8, I7); raise PayloadError if it does not hold."""
+    mask = payload.mask.tobytes()
+    if mask.translate(None, _MASKS):
+        raise PayloadError(
+            f"sample {sample_id}: its mask has undefined bits, or loss on a token that was not generated."
+        )
+    covered = last = 0
+    for start, end, version in payload.spans:
+        if not last <= start < end <= len(mask):
             raise PayloadError(
-                f"sample {sample_id}: version span {start!r} to {end!r} is empty, overlaps the one before "
-                f"(which ends at {last}), or leaves its {length} tokens."
+                f"sample {sample_id}: version span {start} to {end} is empty, overlaps the one before (which ends at "
+                f"{last}), or leaves its {len(mask)} tokens."
             )
-        if not 0 <= version < 2**31:
+        if version < 0:
             raise PayloadError(f"sample {sample_id}: version {version} is not one (0 to {2**31 - 1}).")
-        spans.append((start, end, version))
+        if start < payload.prompt_length or mask[start:end].translate(None, _GENERATED_MASKS):
+            raise PayloadError(
+                f"sample {sample_id}: version {version} is given to tokens {start} to {end}, not all of them generated "
+                f"after the prompt of {payload.prompt_length}."
+            )
+        covered += end - start
         last = end
-    return tuple(spans)
+    if mask.find(GENERATED | LOSS) < 0:
+        return
+    if covered != np.count_nonzero(payload.mask):
+        raise PayloadError(f"sample {sample_id}: it bears loss, but not every generated token has a version (I7).")
+    is_finite = np.isfinite(payload.logprobs)
+    if not is_finite.all():
+        at = int(is_finite.argmin())
+        raise PayloadError(f"sample {sample_id}: the logprob of token {at} is {payload.logprobs[at]}; it bears loss.")

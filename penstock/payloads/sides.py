@@ -1,44 +1,36 @@
 """Large arrays of a sample (routed experts, images), each in its own key, read only on request.
 
-    offset 0   magic ``PSS1``
-    offset 4   H, length of the header: uint32, little endian
-    offset 8   msgpack list [dtype, shape]; then, at the next multiple of 8, the array, C order, little endian
+    offset 0   magic ``PSS2``, index of the dtype in ``DTYPES`` and number of dimensions D: uint8
+    offset 8   shape: D x uint64; then the array in C order. All little endian
 
 They are written, made permanent and freed with the sample's payload, on the same server. Arrays shared by all samples
 of a group (its images) exist once for each lease and server, under the name of sample 0 of that lease, committed or
 not, and are freed with the last of them. Nothing here blocks.
 """
 
-import math
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, PayloadError
 from penstock.names import IMAGE_GRID, PIXEL_VALUES, ROUTED_EXPERTS, STEP_REWARDS, check_name
-from penstock.payloads.format import Payload
+from penstock.payloads.format import Array, Payload, checksum_of
 from penstock.records.keys import Keys
 
-MAGIC = b"PSS1"
+MAGIC = b"PSS2"
 #: Most side arrays of one sample, and most bytes of one (a Redis string holds 512 MiB).
 MAX_SIDES, MAX_BYTES = 16, 256 * 1024 * 1024
 MAX_DIMENSIONS = 8
-MAX_HEADER_BYTES = 1024
 
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
 
 #: Side arrays of a sample that have no meaning for one part of it.
 _UNDIVIDED = (PIXEL_VALUES, IMAGE_GRID, STEP_REWARDS)
 
-_PRELUDE = struct.Struct("<4sI")
-
-Array = NDArray[Any]
+_PRELUDE = struct.Struct("<4sBB2x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,6 @@ class Packed:
     """Bytes of a side array that a group shares."""
 
     data: bytes
-    #: CRC-32
     checksum: int
 
     def entry(self, name: str) -> list[Any]:
@@ -66,7 +57,7 @@ def key_of(keys: Keys, job: str, k: int, token: str, side: Sequence[Any]) -> str
 def packed(name: str, array: Any, sample_id: str) -> Packed:
     """Pack a side array that a group shares. Raises PayloadError if it cannot be stored."""
     data = pack(name, array, sample_id)
-    return Packed(data, zlib.crc32(data))
+    return Packed(data, checksum_of(data))
 
 
 def pack_all(sides: Mapping[str, Any], sample_id: str, wanted: Sequence[str] = ()) -> dict[str, bytes]:
@@ -101,36 +92,26 @@ def pack(name: str, array: Any, sample_id: str) -> bytes:
     if value.nbytes > MAX_BYTES or value.ndim > MAX_DIMENSIONS:
         raise PayloadError(f"{what} has {value.nbytes} bytes in {value.ndim} dimensions; at most {MAX_BYTES} in 8.")
     value = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(value.shape)
-    header = msgpack.packb([value.dtype.name, list(value.shape)])
-    return b"".join(
-        (_PRELUDE.pack(MAGIC, len(header)), header, bytes(-(len(header) + _PRELUDE.size) % 8), value.tobytes())
-    )
+    prelude = _PRELUDE.pack(MAGIC, DTYPES.index(value.dtype.name), value.ndim)
+    return b"".join((prelude, np.array(value.shape, "<u8").tobytes(), value.tobytes()))
 
 
 def unpack(name: str, data: bytes, sample_id: str, checksum: int) -> Array:
     """Return the array, a read-only view into ``data``. Raises PayloadError for bytes not written by ``pack``."""
     what = f"sample {sample_id}: side array {name!r}"
-    if zlib.crc32(data) != checksum:
-        raise PayloadError(f"{what} is not the one that was committed (CRC-32 differs).")
+    if checksum_of(data) != checksum:
+        raise PayloadError(f"{what} is not the one that was committed (its checksum differs).")
     if len(data) < _PRELUDE.size:
         raise PayloadError(f"{what} has {len(data)} bytes, too few for any.")
-    magic, size = _PRELUDE.unpack_from(data)
-    start = _PRELUDE.size + size
-    if magic != MAGIC or size > MAX_HEADER_BYTES or start > len(data):
+    magic, code, num_dimensions = _PRELUDE.unpack_from(data)
+    start = _PRELUDE.size + 8 * num_dimensions
+    if magic != MAGIC or code >= len(DTYPES) or num_dimensions > MAX_DIMENSIONS or start > len(data):
         raise PayloadError(f"{what} does not begin as one that penstock wrote.")
+    shape = np.frombuffer(data, "<u8", num_dimensions, _PRELUDE.size).tolist()
     try:
-        dtype_name, shape = msgpack.unpackb(data[_PRELUDE.size : start], max_ext_len=0)
-        if dtype_name not in DTYPES or not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-            raise ValueError(f"dtype {dtype_name!r}, shape {shape!r}")
-        if not all(type(length) is int and 0 <= length <= MAX_BYTES for length in shape):
-            raise ValueError(f"shape {shape!r}")
-    except (ValueError, TypeError, msgpack.UnpackException) as exc:
-        raise PayloadError(f"{what} has a header that cannot be read: {exc}.") from exc
-    dtype = np.dtype(dtype_name).newbyteorder("<")
-    start += -start % 8
-    if len(data) - start != math.prod(shape) * dtype.itemsize:
-        raise PayloadError(f"{what} has {len(data) - start} bytes where its shape {shape} needs another number.")
-    return np.frombuffer(data, dtype, offset=start).reshape(shape)
+        return np.frombuffer(data, np.dtype(DTYPES[code]).newbyteorder("<"), offset=start).reshape(shape)
+    except ValueError as exc:
+        raise PayloadError(f"{what} has {len(data) - start} bytes that do not fit its shape {shape}.") from exc
 
 
 def cut(name: str, array: Array, whole: Payload, begin: int, end: int, sample_id: str) -> Array:

@@ -39,7 +39,7 @@ class Row(Record):
     loss_versions: list[list[int]] = field(default_factory=list)
     #: See SampleMeta.
     shared: list[int] = field(default_factory=list)
-    #: [name, bytes, CRC-32] of each side array that lies beside the payload.
+    #: [name, bytes, checksum] of each side array that lies beside the payload.
     sides: list[list[Any]] = field(default_factory=list)
     #: See SampleMeta.
     logprob_kind: str = "scaled"

@@ -71,7 +71,7 @@ class SampleMeta(Record):
     status: str
     finish_reason: str
     reward_info: dict[str, Any] = field(default_factory=dict)
-    #: [name, bytes, CRC-32] of each side array beside the payload; its name is part of a key too. A shared array has
+    #: [name, bytes, checksum] of each side array beside the payload; its name is part of a key too. A shared array has
     #: a fourth value: the k in its key.
     sides: list[list[Any]] = field(default_factory=list)
     worker: str = ""
@@ -243,7 +243,7 @@ def _is_side(side: Any) -> bool:
     return (
         is_name(name)
         and 0 <= num_bytes <= MAX_PAYLOAD_BYTES
-        and 0 <= checksum < 2**32
+        and 0 <= checksum < 2**64
         and all(0 <= k < MAX_ANSWERS for k in home)
     )
 

@@ -69,10 +69,12 @@ def answer(client: redis.Redis, keys: Keys, lost: set[str]) -> None:
                 "routed_experts": rng.integers(0, 256, (length - 1, 2, 2)).astype(np.uint8),
                 "teacher_logprobs": rng.normal(-1, 0.1, length - sample.prompt_length).astype(np.float32),
             }
-            _, (meta,) = payloads.pack([sample], token=held.token, server="control")
-            data = payloads.encode(sample, beside)
-            meta.checksum, meta.num_bytes = payloads.checksum_of(data), len(data)
+            data, (meta,) = payloads.pack([sample], token=held.token, server="control")
             meta.sides = show(client, keys, held)
+            for name, array in beside.items():
+                packed = sides.pack(name, array, sample.id)
+                meta.sides.append([name, len(packed), payloads.checksum_of(packed)])
+                client.set(keys.side(sample.id, held.token, name), packed, ex=600)
             if sample.id not in lost:
                 client.set(keys.payload(sample.id, held.token), data, nx=True, ex=600)
             records.append((k, worker.clock, meta.to_bytes()))

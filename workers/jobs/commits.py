@@ -6,7 +6,6 @@ trip for the payloads of each server and one for the commits.
 
 import asyncio
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -112,7 +111,7 @@ class Write:
                 f"sample {sample.id}: its side array {taken[0]!r} has the name of a model input made from its images: "
                 "rename the side array."
             )
-        entries = [[name, len(data), zlib.crc32(data)] for name, data in arrays.items()]
+        entries = [[name, len(data), payloads.checksum_of(data)] for name, data in arrays.items()]
         entries += [one.entry(name) for name, one in shared.items()]
         data_of = arrays | {name: one.data for name, one in shared.items()}
         # Written unless they exist: arrays of the group once, with whichever sample comes first.

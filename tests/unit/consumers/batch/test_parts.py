@@ -1,6 +1,5 @@
 """A sample of several parts: a row for each in a batch, one sample in the statistics of its group."""
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock import payloads
 from penstock.buffer.filters import nonzero_std
 from penstock.buffer.manifest import bearing_of
 from penstock.config import TrainerConfig
@@ -289,7 +289,7 @@ def with_side(sample: Sample, name: str, array: np.ndarray[Any, Any]) -> Any:
     """A batch of one sample with a side array in a key of its own."""
     data = sides.pack(name, array, sample.id)
     manifest, stored = manifest_of([sample])
-    entry = [[name, len(data), zlib.crc32(data)]]
+    entry = [[name, len(data), payloads.checksum_of(data)]]
     for row in manifest.rows:
         row.sides = entry
     asked: list[Sequence[Row]] = []

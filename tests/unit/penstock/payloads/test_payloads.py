@@ -1,12 +1,11 @@
 """Payload bytes: what goes in comes out, and what cannot be right is refused with the sample's name."""
 
-import copy
 import random
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock import payloads
 from penstock.errors import PayloadError
+from penstock.payloads.format import offsets
 from penstock.records.job import Job
 from penstock.records.sample import Sample
 
@@ -33,32 +33,30 @@ def make_sample() -> Sample:
     return sample
 
 
-def parts(**changes: Any) -> dict[str, Any]:
+LISTS = ("tokens", "logprobs", "generated", "loss_mask", "versions", "prompt_length")
+
+
+def changed(changes: dict[str, Any], k: int = 3) -> Sample:
     sample = make_sample()
-    given = {
-        "tokens": sample.tokens,
-        "logprobs": sample.logprobs,
-        "generated": sample.generated,
-        "loss_mask": sample.loss_mask,
-        "versions": sample.versions,
-        "prompt_length": 3,
-        "sample_id": NAME,
-    }
-    return given | changes
+    sample.k = k
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    return sample
 
 
-def rewrite(data: bytes, **changes: Any) -> bytes:
-    """The same payload with entries of its header replaced; arrays stay where they are."""
-    size = struct.unpack_from("<I", data, 4)[0]
-    header = msgpack.unpackb(data[8 : 8 + size]) | changes
-    packed = msgpack.packb(header)
-    body = data[8 + size + -size % 8 :]
-    return b"PSP1" + struct.pack("<I", len(packed)) + packed + bytes(-len(packed) % 8) + body
-
-
-def arrays_of(data: bytes) -> list[Any]:
-    size = struct.unpack_from("<I", data, 4)[0]
-    return list(msgpack.unpackb(data[8 : 8 + size])["arrays"])
+def rewrite(
+    spans: Sequence[tuple[int, int, int]] = ((3, 5, 4), (5, 6, 5), (8, 9, 5)),
+    *,
+    length: int = 9,
+    prompt: int = 3,
+    num_spans: int | None = None,
+) -> bytes:
+    """The payload of the sample with another header; its arrays stay as they are."""
+    data = payloads.encode(make_sample())
+    count = len(spans) if num_spans is None else num_spans
+    flat = [value for span in spans for value in span]
+    head = struct.pack(f"<4sIII{len(flat)}i", b"PSP2", length, prompt, count, *flat)
+    return head + bytes(-len(head) % 8) + data[offsets(9, 3)[0] :]
 
 
 def test_a_sample_comes_back_as_it_was() -> None:
@@ -89,27 +87,17 @@ def samples(draw: st.DrawFn) -> dict[str, Any]:
         "loss_mask": loss,
         "versions": [draw(st.integers(0, 3)) if bit else -1 for bit in generated],
         "prompt_length": prompt,
-        "sample_id": NAME,
     }
 
 
 @settings(max_examples=80, deadline=None)
 @given(samples())
-def test_round_trip(given_parts: dict[str, Any]) -> None:
-    data = payloads.encode_arrays(**given_parts)
+def test_round_trip(lists: dict[str, Any]) -> None:
+    data = payloads.encode(changed(lists))
     payload = payloads.decode(data, NAME, payloads.checksum_of(data))
     for name in ("tokens", "logprobs", "generated", "loss_mask", "versions"):
-        assert getattr(payload, name).tolist() == given_parts[name]
-    again = payloads.encode_arrays(
-        payload.tokens,
-        payload.logprobs,
-        payload.generated,
-        payload.loss_mask,
-        spans=payload.spans,
-        prompt_length=payload.prompt_length,
-        sample_id=NAME,
-    )
-    assert again == data
+        assert getattr(payload, name).tolist() == lists[name]
+    assert payloads.encode(changed({name: getattr(payload, name) for name in LISTS})) == data, "from arrays too"
 
 
 @settings(max_examples=200, deadline=None)
@@ -129,37 +117,24 @@ def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
     assert len(payload.versions) == len(payload.tokens)
 
 
-@pytest.mark.timeout(120)
 def test_mutated_headers_are_refused_or_harmless() -> None:
-    """Values of the header replaced by hostile ones, anywhere and several at once: PayloadError or a true payload."""
-    whole = payloads.encode(make_sample(), {"experts": np.zeros((6, 2), np.uint8)})
-    size = struct.unpack_from("<I", whole, 4)[0]
-    header = msgpack.unpackb(whole[8 : 8 + size])
+    """Numbers of the header replaced by hostile ones, several at once: PayloadError or a true payload."""
+    whole = payloads.encode(make_sample())
     rng = random.Random(7)
-    hostile: list[Any] = [0, -1, 1, 2**31, 2**62, 2**63, 1.5, float("nan"), None, True, "", "mask", b"x", [], {}, [[]]]
     refused = kept = 0
     for _ in range(20_000):
-        mutant = copy.deepcopy(header)
+        mutant = bytearray(whole)
         for _ in range(rng.randint(1, 3)):
-            at: Any = mutant
-            while True:
-                place = rng.choice(list(at) if isinstance(at, dict) else range(len(at))) if at else None
-                if place is None:
-                    break
-                if isinstance(at[place], list | dict) and rng.random() < 0.8:
-                    at = at[place]
-                    continue
-                at[place] = copy.copy(rng.choice(hostile))
-                break
+            struct.pack_into("<I", mutant, 4 * rng.randrange(1, 13), rng.choice([*range(11), 2**31 - 1, 2**32 - 1]))
         try:
-            payload = payloads.decode(rewrite(whole, **mutant), NAME)
+            payload = payloads.decode(bytes(mutant), NAME)
         except PayloadError as exc:
             refused += NAME in str(exc)
         else:
             kept += 1
             assert (payload.versions >= 0).tolist() == payload.generated.astype(bool).tolist()
             assert payload.prompt_length <= 3
-    assert (refused + kept, refused > kept) == (20_000, True)
+    assert (refused + kept, refused > kept > 0) == (20_000, True)
 
 
 @pytest.mark.parametrize("cut", range(0, len(payloads.encode(make_sample())), 5))
@@ -173,65 +148,35 @@ def test_trailing_bytes_are_refused() -> None:
         payloads.decode(payloads.encode(make_sample()) + bytes(8), NAME)
 
 
-def change_array(index: int, field: int, value: Any) -> bytes:
-    data = payloads.encode(make_sample())
-    arrays = arrays_of(data)
-    arrays[index][field] = value
-    return rewrite(data, arrays=arrays)
-
-
 def change_bytes(index: int, at: int, value: bytes) -> bytes:
     """The payload with some bytes of one of its arrays replaced."""
     data = payloads.encode(make_sample())
-    size = struct.unpack_from("<I", data, 4)[0]
-    begin = 8 + size + -size % 8 + arrays_of(data)[index][3] + at
+    begin = offsets(9, 3)[index] + at
     return data[:begin] + value + data[begin + len(value) :]
-
-
-def add_array(shape: Any) -> bytes:
-    data = payloads.encode(make_sample())
-    arrays = arrays_of(data)
-    return rewrite(data, arrays=[*arrays, ["side", "int8", shape, arrays[-1][3] + 16]])
 
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (change_bytes(1, 4 * 4, struct.pack("<f", float("nan"))), "a logprob of it is not a finite number"),
-        (change_bytes(1, 4 * 4, struct.pack("<f", float("-inf"))), "a logprob of it is not a finite number"),
+        (change_bytes(1, 4 * 4, struct.pack("<f", float("nan"))), "logprob of token 4 is nan"),
+        (change_bytes(1, 4 * 4, struct.pack("<f", float("-inf"))), "logprob of token 4 is -inf"),
         (change_bytes(2, 0, b"\x02"), "loss on a token that was not generated"),
         (change_bytes(2, 6, b"\x02"), "loss on a token that was not generated"),
+        (change_bytes(2, 6, b"\x04"), "its mask has undefined bits"),
         (change_bytes(2, 6, b"\x01"), "not every generated token has a version"),
-        (rewrite(payloads.encode(make_sample()), spans=[2, 5, 4, 5, 6, 5, 8, 9, 5]), "version 4 is given to tokens 2"),
-        (rewrite(payloads.encode(make_sample()), prompt=4), "version 4 is given to tokens 3 to 5"),
-        (rewrite(payloads.encode(make_sample()), spans=[3, 5, 4, 5, 9, 5]), "not all of them generated"),
-        (rewrite(payloads.encode(make_sample()), spans=[3, 5, 4]), "not every generated token has a version"),
-        (add_array([0, 2**62, 2**62]), "array 'side' has shape"),
-        (add_array([0] * 65), "array 'side' has shape"),
-        (add_array({"0": 0, "1": 0}), "array 'side' has shape"),
-        (add_array(7), "does not describe an array"),
-        (change_array(0, 1, "complex128"), "unknown dtype 'complex128'"),
-        (change_array(0, 1, ["int32"]), "does not describe an array"),
-        (change_array(0, 1, "float32"), "tokens is float32, not int32"),
-        (change_array(0, 2, [8]), "tokens has shape \\(8,\\) for 9 tokens"),
-        (change_array(0, 2, [3, 3]), "tokens has shape \\(3, 3\\) for 9 tokens"),
-        (change_array(0, 2, [2**62]), "is cut off"),
-        (change_array(0, 2, [-1]), "has shape \\[-1\\]"),
-        (change_array(1, 3, 0), "its arrays overlap"),
-        (change_array(1, 3, 44), "its arrays overlap"),
-        (change_array(2, 3, 2**40), "is cut off"),
-        (change_array(2, 0, "tokens"), "names an array 'tokens' twice"),
-        (change_array(2, 0, "masque"), "no array 'mask'"),
-        (rewrite(payloads.encode(make_sample()), arrays=[[]]), "does not describe an array"),
-        (rewrite(payloads.encode(make_sample()), arrays=None), "no list of at most 64 arrays"),
-        (rewrite(payloads.encode(make_sample()), length=10), "for 10 tokens"),
-        (rewrite(payloads.encode(make_sample()), length=-1), "a prompt of 3 of -1 tokens"),
-        (rewrite(payloads.encode(make_sample()), prompt=10), "a prompt of 10 of 9 tokens"),
-        (rewrite(payloads.encode(make_sample()), spans=[3, 5, 4, 4, 6, 5]), "overlaps"),
-        (rewrite(payloads.encode(make_sample()), spans=[3, 10, 4]), "leaves its 9 tokens"),
-        (rewrite(payloads.encode(make_sample()), spans=[3, 3, 4]), "is empty"),
-        (rewrite(payloads.encode(make_sample()), spans=[3, 5, -2]), "version -2"),
-        (rewrite(payloads.encode(make_sample()), spans=[3, 5]), "not triples"),
+        (rewrite([(2, 5, 4), (5, 6, 5), (8, 9, 5)]), "version 4 is given to tokens 2"),
+        (rewrite(prompt=4), "version 4 is given to tokens 3 to 5"),
+        (rewrite([(3, 5, 4), (5, 9, 5)]), "not all of them generated"),
+        (rewrite([(3, 5, 4)]), "not every generated token has a version"),
+        (rewrite(length=11), "where its header needs 168"),
+        (rewrite(length=2**32 - 1), "a prompt of 3 of 4294967295 tokens"),
+        (rewrite(prompt=10), "a prompt of 10 of 9 tokens"),
+        (rewrite(num_spans=10), "9 tokens, and 10 spans"),
+        (rewrite([(3, 5, 4), (4, 6, 5)]), "overlaps"),
+        (rewrite([(3, 10, 4)]), "leaves its 9 tokens"),
+        (rewrite([(-1, 5, 4)]), "leaves its 9 tokens"),
+        (rewrite([(3, 3, 4)]), "is empty"),
+        (rewrite([(3, 5, -2)]), "version -2"),
         (b"JUNK" + payloads.encode(make_sample())[4:], "begins with b'JUNK'"),
         (b"", "too few"),
     ],
@@ -248,10 +193,10 @@ def test_a_wrong_checksum_is_refused() -> None:
 
 
 def test_reads_are_views_aligned_and_read_only() -> None:
-    data = payloads.encode(make_sample(), {"experts": np.arange(36, dtype=np.uint16).reshape(9, 2, 2)})
+    data = payloads.encode(make_sample())
     payload = payloads.decode(data, NAME)
     base = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
-    for array in (payload.tokens, payload.logprobs, payload.mask, payload.sides["experts"]):
+    for array in (payload.tokens, payload.logprobs, payload.mask):
         address, read_only = array.__array_interface__["data"]
         assert 0 < address - base < len(data)
         assert (address - base) % 8 == 0
@@ -259,18 +204,6 @@ def test_reads_are_views_aligned_and_read_only() -> None:
     over_writable = payloads.decode(memoryview(bytearray(data)), NAME)
     with pytest.raises(ValueError, match="read-only"):
         over_writable.tokens[0] = 1
-
-
-def test_side_arrays_travel_with_their_shape() -> None:
-    experts = np.arange(9 * 58 * 8, dtype=np.uint16).reshape(9, 58, 8)
-    empty = np.empty((0, 3), np.float32)
-    payload = payloads.decode(payloads.encode(make_sample(), {"experts": experts, "values": empty}), NAME)
-    np.testing.assert_array_equal(payload.sides["experts"], experts)
-    assert payload.sides["values"].shape == (0, 3)
-    with pytest.raises(PayloadError, match="17 dimensions, more than the 16"):
-        payloads.encode(make_sample(), {"deep": np.zeros([1] * 17, np.uint8)})
-    with pytest.raises(PayloadError, match="complex64"):
-        payloads.encode(make_sample(), {"experts": np.zeros(3, np.complex64)})
 
 
 @pytest.mark.parametrize(
@@ -284,25 +217,26 @@ def test_side_arrays_travel_with_their_shape() -> None:
         ({"versions": [-1] * 10}, "10 entries of versions for 9 tokens"),
         ({"logprobs": [0.0, 0.0, 0.0, -0.5, float("nan"), -1.5, 0.0, 0.0, -1.0]}, "logprob of token 4 is nan"),
         ({"logprobs": [0.0, 0.0, 0.0, -0.5, -1.0, float("-inf"), 0.0, 0.0, -1.0]}, "logprob of token 5 is -inf"),
-        ({"logprobs": [[0.0] * 9]}, "2 dimensions"),
-        ({"loss_mask": [0, 0, 1, 1, 1, 1, 0, 0, 1]}, "token 2 bears loss but was not generated"),
+        ({"logprobs": [[0.0] * 9]}, "logprobs does not fit float32"),
+        ({"generated": 9}, "generated does not fit uint8"),
+        ({"tokens": np.zeros((3, 3), np.int32)}, "tokens does not fit int32"),
+        ({"tokens": [1.5] * 9}, "tokens does not fit int32"),
+        ({"loss_mask": [0, 0, 1, 1, 1, 1, 0, 0, 1]}, "loss on a token that was not generated"),
         ({"versions": [-1, -1, -1, 4, -1, 5, -1, -1, 5]}, "not every generated token has a version"),
         ({"versions": [-1, -1, 4, 4, 4, 5, -1, -1, 5]}, "version 4 is given to tokens 2 to 5"),
-        ({"prompt_length": 4}, "token 3 has version 4, but it is one of the prompt's 4"),
-        ({"versions": None, "spans": [(3, 6, 4), (5, 9, 5)]}, "overlaps"),
-        ({"spans": [(3, 6, 4)]}, "one of the two"),
+        ({"prompt_length": 4}, "version 4 is given to tokens 3 to 5, .* after the prompt of 4"),
         ({"prompt_length": 10}, "a prompt of 10 of 9"),
     ],
 )
 def test_a_sample_that_cannot_be_true_is_not_encoded(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PayloadError, match=sentence) as caught:
-        payloads.encode_arrays(**parts(**changes))
+        payloads.encode(changed(changes))
     assert NAME in str(caught.value)
 
 
 def test_a_sample_without_loss_may_lack_versions_and_logprobs() -> None:
-    blank = parts(loss_mask=[0] * 9, versions=[-1] * 9, logprobs=[float("nan")] * 9)
-    payload = payloads.decode(payloads.encode_arrays(**blank), NAME)
+    blank = changed({"loss_mask": [0] * 9, "versions": [-1] * 9, "logprobs": [float("nan")] * 9})
+    payload = payloads.decode(payloads.encode(blank), NAME)
     assert payload.spans == ()
 
 
@@ -355,17 +289,10 @@ def test_a_sample_without_a_reward_has_no_record(reward: float | None) -> None:
         payloads.pack([sample], token="t", server="s")
 
 
-def sample_of(k: int, given_parts: dict[str, Any]) -> Sample:
-    sample = Sample(Job("digits/0/7", 8), k, reward=1.0)
-    for name in ("tokens", "logprobs", "generated", "loss_mask", "versions", "prompt_length"):
-        setattr(sample, name, given_parts[name])
-    return sample
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(samples(), min_size=2, max_size=5))
 def test_samples_packed_together_are_what_each_is_alone(many: list[dict[str, Any]]) -> None:
-    together = [sample_of(k, given_parts) for k, given_parts in enumerate(many)]
+    together = [changed(lists, k) for k, lists in enumerate(many)]
     data, metas = payloads.pack(together, token="t", server="s")
     for sample, meta in zip(together, metas, strict=True):
         home, begin, size = meta.shared
@@ -379,13 +306,13 @@ def test_samples_packed_together_are_what_each_is_alone(many: list[dict[str, Any
     ("changes", "sentence"),
     [
         ({"generated": [0, 0, 0, 1, 1, 1, 0, 0, 2]}, "0 and 1 only"),
-        ({"loss_mask": [0, 0, 1, 1, 1, 1, 0, 0, 1]}, "token 2 bears loss but was not generated"),
+        ({"loss_mask": [0, 0, 1, 1, 1, 1, 0, 0, 1]}, "loss on a token that was not generated"),
         ({"logprobs": [0.0, 0.0, 0.0, -0.5, float("nan"), -1.5, 0.0, 0.0, -1.0]}, "logprob of token 4 is nan"),
         ({"versions": [-1, -1, -1, 4, -1, 5, -1, -1, 5]}, "not every generated token has a version"),
         ({"versions": [-1, -1, 4, 4, 4, 5, -1, -1, 5]}, "version 4 is given to tokens 2 to 5"),
     ],
 )
 def test_one_that_cannot_be_true_is_named_among_others(changes: dict[str, Any], sentence: str) -> None:
-    many = [sample_of(k, parts(**changes) if k == 1 else parts()) for k in range(3)]
+    many = [changed(changes if k == 1 else {}, k) for k in range(3)]
     with pytest.raises(PayloadError, match=f"sample digits/0/7/1: .*{sentence}"):
         payloads.pack(many, token="t", server="s")
