@@ -9,7 +9,6 @@ A batch is cut only when it is requested: a late cut is fresh.
 """
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 
 from penstock.buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
@@ -20,7 +19,6 @@ from penstock.buffer.subscription import Subscription
 from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import Unit
 from penstock.errors import ProtocolError
-from penstock.metrics.telemetry import NoSpans, Spans
 from penstock.protocol import scripts
 from penstock.protocol.gate import Room, read_rooms
 from penstock.protocol.scripts import Leadership, run
@@ -100,12 +98,11 @@ RACES = 4
 class Cutter:
     """Cuts batches for the subscriptions of a state."""
 
-    def __init__(self, client: Client, keys: Keys, lead: Leadership, state: State, spans: Spans | None = None) -> None:
+    def __init__(self, client: Client, keys: Keys, lead: Leadership, state: State) -> None:
         self._client = client
         self._keys = keys
         self._lead = lead
         self._state = state
-        self._spans = spans or NoSpans()
 
     def try_cut(self, sub: Subscription) -> Cause | None:
         """Cut the batch that ``sub`` requests. Returns None if it was cut, else the cause of the wait. Blocks shortly.
@@ -276,7 +273,6 @@ class Cutter:
                 sub.position.cum += decided.consumes
                 self._state.use(sub, decided.groups, n)
                 self._state.drop_rejects(sub)
-                self._tell(sub, decided.groups, n)
                 return None
             case "group":
                 # It was cancelled, or used by an earlier leader: read it again.
@@ -288,12 +284,6 @@ class Cutter:
             case _:
                 self._state.refresh()
                 return CutRepeated()
-
-    def _tell(self, sub: Subscription, groups: list[Group], n: int) -> None:
-        now_s, now = time.time(), time.monotonic()
-        for group in groups:
-            begin_s = now_s - (now - group.since_s)
-            self._spans.add(group.job, "cut", begin_s, now_s, of=f"{sub.name}:{n}", subscription=sub.name, batch=n)
 
 
 def _consumed_per_version(sub: Subscription, decided: Cut) -> int | None:

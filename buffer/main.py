@@ -28,7 +28,6 @@ from penstock.buffer.payload_servers import PayloadServers
 from penstock.buffer.state import State
 from penstock.config import Config
 from penstock.errors import ConfigError, LeadershipLost, ProtocolError, QueueUnavailable
-from penstock.metrics import telemetry
 from penstock.metrics.server import serve
 from penstock.names import new_token
 from penstock.payloads.servers import seeds
@@ -139,7 +138,6 @@ class Buffer:
         self.rollback = Rollback(self._control.client, self._keys)
         self._leads = False
         self.metrics = serve(config, "buffer", "", BufferCollector(config, lambda: self._leads))
-        self._spans = telemetry.open_spans(config, "buffer")
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "buffer", metrics=url)
 
@@ -165,7 +163,6 @@ class Buffer:
         self._control.close()
         self._events.close()
         self._servers.close()
-        self._spans.close()
         if self.metrics is not None:
             self.metrics.close()
 
@@ -220,7 +217,7 @@ class Buffer:
         train = self._config.data.train
         right_from = {one.name: one.curriculum.right_from for one in train if one.curriculum is not None}
         state = State(self.client, self._keys, self._servers, lead, alive, self._filters, right_from)
-        cutter = Cutter(self.client, self._keys, lead, state, self._spans)
+        cutter = Cutter(self.client, self._keys, lead, state)
         # Before the load: a completion meanwhile is read twice rather than missed.
         last = self._last_event()
         self._renew_at = 0.0

@@ -33,7 +33,6 @@ from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import ConfigError, ProtocolError
 from penstock.metrics.server import Exporter
-from penstock.metrics.telemetry import NoSpans, Spans, open_spans
 from penstock.protocol import scripts
 from penstock.protocol.memory_control import change, check_tags, revive, watch
 from penstock.protocol.presence import WorkerPresence, live_workers
@@ -151,8 +150,6 @@ class Session:
         self._evaluation_reader = EvaluationReader(config, self.evaluations)
         self._exporter: Exporter | None = None
         #: Times at which uncommitted batches were handed out (Unix seconds).
-        self.handed_s: dict[int, float] = {}
-        self._spans: Spans = NoSpans()
 
     def _recorder(self, url: str, definition: Definition, records: bool) -> StepRecorder:
         if not (self.seat.leads and records):
@@ -177,7 +174,6 @@ class Session:
         if self.seat.leads:
             check_trackers(self.config.trainer.report_to)
             self._exporter = Exporter.of(self.config, "trainer", self.name, TrainerCollector(self.tally))
-            self._spans = open_spans(self.config, "trainer", self.name)
         self._evaluation_reader.start()
 
     def close(self, *, finished: bool = True) -> None:
@@ -187,7 +183,6 @@ class Session:
             finished: False if the trainer failed.
         """
         with ExitStack() as ends:  # runs in reverse order
-            ends.callback(self._spans.close)
             ends.callback(self.reader.close)
             ends.callback(self.subscriber.leave)
             if self._publisher is not None:
@@ -231,7 +226,6 @@ class Session:
 
     def hand_out(self, batch: Batch) -> None:
         """Note that this rank trains ``batch`` from now on."""
-        self.handed_s[batch.n] = time.time()
         self.steps.hand_out(batch.n)
 
     def commit(self, batch: Batch, *, is_trained: bool = True) -> None:
@@ -249,15 +243,6 @@ class Session:
         self.clock.see(batch.train_version if self.publishes else 0)
         if is_trained:
             self.steps.commit(batch.manifest)
-        self._tell(batch)
-
-    def _tell(self, batch: Batch) -> None:
-        """Emit a trace span for each trained job."""
-        begun = [at for n, at in self.handed_s.items() if n == batch.n]
-        self.handed_s = {n: at for n, at in self.handed_s.items() if n > batch.n}
-        about: dict[str, Any] = {"subscription": self.name, "batch": batch.n, "version": batch.train_version}
-        for job in dict.fromkeys(row.job for row in batch.manifest.rows) if begun else ():
-            self._spans.add(job, "train", begun[0], time.time(), of=f"{self.name}:{batch.n}", **about)
 
     def state(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint, see ``Trainer.state_dict``."""

@@ -33,7 +33,6 @@ from prometheus_client.registry import Collector
 from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavailable
-from penstock.metrics import telemetry
 from penstock.metrics.series import counter, gauge
 from penstock.metrics.server import serve
 from penstock.model.tokenizer import read_tokenizer
@@ -198,7 +197,6 @@ class Producer:
         self._waiting = PublishedWaiting(self._control.client, self._keys, "producer")
         self._tally = Tally(self.source.num_lines or 0)
         self.metrics = serve(config, "producer", "", ProducerCollector(self._tally))
-        self._spans = telemetry.open_spans(config, "producer")
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "producer", metrics=url)
         #: [datasets] lines of each as reported to Redis; None: a stream whose end is not known yet.
@@ -232,7 +230,6 @@ class Producer:
             log.warning("stopped while Redis did not answer: %s", exc)
         self._control.close()
         self._gate.close()
-        self._spans.close()
         if self.metrics is not None:
             self.metrics.close()
 
@@ -323,7 +320,7 @@ class Producer:
         position: int,
         gate: tuple[int, Sequence[Sequence[str]]] | None,
     ) -> Admission:
-        config, began_s = self._config, time.time()
+        config = self._config
         in_order = config.staleness.mode is not Mode.ASYNC or config.buffer.sampler == "cohort"
         answer = self._control.call(
             scripts.admit(
@@ -339,10 +336,7 @@ class Producer:
             )
         )
         offered = enumerate(jobs[: answer.admitted])
-        taken = [job for at, job in offered if isinstance(job, Job) and at not in answer.skipped]
-        self._tally.admitted[lane] += len(taken)
-        for job in taken:
-            self._spans.add(job.id, telemetry.ROOT, began_s, time.time(), lane=lane, samples=job.n)
+        self._tally.admitted[lane] += sum(isinstance(job, Job) and at not in answer.skipped for at, job in offered)
         return answer
 
     def _position(self, source: str) -> int:

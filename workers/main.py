@@ -33,7 +33,6 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
 from penstock.metrics.gpu_load import GpuWatch, visible_to
 from penstock.metrics.server import serve
-from penstock.metrics.telemetry import open_spans
 from penstock.model.tokenizer import Tokenizer, load_tokenizer
 from penstock.names import AGENT, LANES, new_token
 from penstock.protocol import scripts
@@ -162,7 +161,6 @@ class Worker:
             endings=Endings(config),
             slots=asyncio.Semaphore(config.worker.slots),
             agents=self._agents(config, engine, tokenizer),
-            spans=open_spans(config, "worker", self.name),
         )
 
     def _agents(self, config: Config, engine: Engine, tokenizer: Tokenizer) -> Agents | None:
@@ -299,7 +297,6 @@ class Worker:
         await self.services.rewards.close()
         await self.services.frozen.close()
         await self.services.commits.close()
-        await asyncio.to_thread(self.services.spans.close)
         await self.presence.end()
         for control in (self.control, self._reader, self._waker):
             await control.close()

@@ -7,7 +7,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.config import Config
-from penstock.metrics.telemetry import NoSpans, Spans
 from penstock.model.tokenizer import Tokenizer
 from penstock.protocol import scripts
 from penstock.protocol.presence import GpuLoad
@@ -165,8 +164,6 @@ class Services:
     repeats: Repeats = field(default_factory=Repeats)
     #: Set if others wait for the next presence record.
     show: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Spans of its jobs, for OpenTelemetry.
-    spans: Spans = field(default_factory=NoSpans)
     #: Samples that hold a slot now.
     num_running: int = 0
     #: Latest load of the engine's GPUs; () if it is external, or the load is unknown.

@@ -17,7 +17,7 @@ from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.sampling import is_temperature, temperature_of
 from penstock.config.section import Positive, Seconds, Section, checked_name
-from penstock.config.serving import MetricsConfig, NotifyConfig, ServingConfig, TelemetryConfig
+from penstock.config.serving import MetricsConfig, NotifyConfig, ServingConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.transport import TRANSPORTS, transport
@@ -124,7 +124,6 @@ class Config(Section):
     debug: DebugConfig = DebugConfig()
     fleet: FleetConfig = FleetConfig()
     metrics: MetricsConfig = MetricsConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
     notify: NotifyConfig = NotifyConfig()
 
     @field_validator("run")

@@ -160,10 +160,6 @@ class ServingConfig(TlsConfig):
         return self
 
 
-#: An address that lacks its ``http://``; a file of such a name is written ``./NAME``.
-_HOST_AND_PORT = re.compile(r"[^/.][^/]*:[0-9]{1,5}(/|\Z)")
-
-
 class MetricsConfig(Section):
     """Prometheus metrics of every part, each at an address of its own (docs/metrics.md)."""
 
@@ -179,37 +175,6 @@ class MetricsConfig(Section):
     @classmethod
     def _is_a_host(cls, host: str | None) -> str | None:
         return checked_host(host)
-
-
-class TelemetryConfig(Section):
-    """OpenTelemetry: a trace per job over all parts (docs/tracing.md). Needs the extra ``telemetry``."""
-
-    #: Receiver of spans: the http:// or https:// address of an OTLP collector (``http://localhost:4318``), or
-    #: the path of a file that gets a span per line. Passwords of a collector are set in the environment
-    #: (OTEL_EXPORTER_OTLP_HEADERS). None: no traces.
-    traces: str | None = None
-    #: Share of the jobs that are traced; all parts choose the same ones.
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0
-
-    @field_validator("traces")
-    @classmethod
-    def _can_be_sent_to(cls, traces: str | None) -> str | None:
-        if traces == "":
-            raise ValueError("telemetry.traces is empty: give an address, the path of a file, or null")
-        if traces is None or ("://" not in traces and not _HOST_AND_PORT.match(traces)):
-            return traces
-        try:
-            url = urlsplit(traces)
-            fits = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
-        except ValueError:
-            fits = False
-        if not fits:
-            # It may hold a secret: it is not repeated.
-            raise ValueError(
-                "telemetry.traces is no address that spans can be sent to: give http://HOST:PORT or "
-                "https://HOST:PORT, and a password of the collector in OTEL_EXPORTER_OTLP_HEADERS"
-            )
-        return traces
 
 
 class NotifyConfig(Section):

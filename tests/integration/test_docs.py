@@ -123,7 +123,6 @@ SETTINGS = (
     'docs/rewards.md: reward: {function: "rewards:score"',
     'docs/rewards.md: reward: {function: "rewards:run_tests"',
     "docs/rewards.md: # frozen models",
-    "docs/tracing.md: telemetry:",
 )
 
 #: Command lines that start a run with what this machine does not have: their settings must load.

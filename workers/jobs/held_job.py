@@ -15,9 +15,7 @@ A failed sample ends its job only when its siblings are done, unless the failure
 
 import asyncio
 import logging
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.config import DatasetConfig
@@ -31,7 +29,6 @@ from penstock.errors import (
     ProtocolError,
     QueueFull,
 )
-from penstock.metrics.telemetry import name_of
 from penstock.model.pictures import Pictures
 from penstock.names import Lane
 from penstock.protocol import scripts
@@ -90,8 +87,6 @@ SETTLE_S = 5.0
 #: Failures that every sample of the job, and every further attempt, would meet.
 REFUSED = (ConfigError, ProtocolError, EngineRefused)
 AT_ONCE = (EngineDied, LeaseLost, *REFUSED)
-#: The span of a lease.
-_ATTEMPT = "attempt"
 
 
 class HeldJob:
@@ -122,9 +117,6 @@ class HeldJob:
         self._releasing = False
         #: The error that ends the worker; '' unless it dies.
         self._death = ""
-        self._leased_s = time.time()
-        #: Outcome, recorded in its span.
-        self._end = "committed"
         #: True once its outcome is being written to Redis, which must not be interrupted.
         self._ending = False
         try:
@@ -193,30 +185,7 @@ class HeldJob:
     async def run(self) -> None:
         """Work until the job is committed, failed, crashed, released or lost."""
         with of_job(self.job), self._services.open_calls.hears():
-            try:
-                await self._run()
-            finally:
-                self._record_attempt()
-
-    def _record_attempt(self) -> None:
-        services, end = self._services, "lost" if self.lost else self._end
-        services.spans.add(
-            self.job, _ATTEMPT, self._leased_s, time.time(), of=self.lease.token,
-            worker=services.worker, lane=self.lease.lane, end=end, version=services.engine.version,
-        )  # fmt: skip
-
-    @contextmanager
-    def _span(self, what: str, k: int | None = None) -> Iterator[None]:
-        """Record a span of a sample, or of the group, as a child of this lease's."""
-        begin_s, of = time.time(), self.lease.token if k is None else f"{self.lease.token}/{k}"
-        try:
-            yield
-        finally:
-            about: dict[str, Any] = {}
-            if k is not None:
-                about = {"sample": f"{self.job}/{k}", "length": len(self.samples[k].tokens) if k in self.samples else 0}
-            under = name_of(_ATTEMPT, self.lease.token)
-            self._services.spans.add(self.job, what, begin_s, time.time(), of=of, under=under, **about)
+            await self._run()
 
     async def _run(self) -> None:
         failure: Exception | None = None
@@ -231,7 +200,6 @@ class HeldJob:
             failure = exc
         finally:
             self._undrawn.clear()
-        self._end = "released" if failure is None else type(failure).__name__
         self._ending = True
         if self.lost or isinstance(failure, LeaseLost):
             self._note_loss()
@@ -271,8 +239,7 @@ class HeldJob:
             await self._reward_group()
 
     async def _reward_group(self) -> None:
-        with self._span("reward of the group"):
-            await self._group.score()
+        await self._group.score()
         self._ending = True  # this ends the lease, and must not be interrupted
         await self._group.write()
         self._note_group()
@@ -316,12 +283,10 @@ class HeldJob:
         resumed = sum(sample.generated)
         try:
             if together is not None and not self._drawing.is_given(sample.k):
-                with self._span("generate", sample.k):
-                    await asyncio.shield(together)  # its requests hold slots
+                await asyncio.shield(together)  # its requests hold slots
             else:
                 async with services.slot():
-                    with self._span("generate", sample.k):
-                        sample = await self._drawing.draw(sample, prefix)
+                    sample = await self._drawing.draw(sample, prefix)
         finally:
             self._undrawn.discard(sample.k)
             services.room.set()
@@ -331,18 +296,15 @@ class HeldJob:
         if sample.status == SampleStatus.ABORTED:
             return  # its tokens of this lease are used up
         if self._job.lane != Lane.SCORE:
-            with self._span("reward", sample.k):
-                await services.sample_hooks.apply(sample)
-                if sample.reward is None:
-                    await services.rewards.score(sample)
-                else:
-                    services.rewards.take(sample)
+            await services.sample_hooks.apply(sample)
+            if sample.reward is None:
+                await services.rewards.score(sample)
+            else:
+                services.rewards.take(sample)
             note(sample, services.config.data.eval)
             if services.frozen.scores(sample):
-                with self._span("frozen models", sample.k):
-                    await services.frozen.score(sample)
-        with self._span("commit", sample.k):
-            await self._commit(sample)
+                await services.frozen.score(sample)
+        await self._commit(sample)
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services

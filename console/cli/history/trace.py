@@ -1,4 +1,4 @@
-"""``penstock trace``: show the events of a job, a sample, a prompt or a batch; or of a span of time, for Perfetto."""
+"""``penstock trace``: show the events of a job, a sample, a prompt or a batch; or export those of a span of time."""
 
 import contextlib
 import time
@@ -16,6 +16,7 @@ from penstock.console.details import detail_lines
 from penstock.console.resources import clock
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
+from penstock.system.extras import check_installed
 
 if TYPE_CHECKING:
     from penstock.console.read.trace.sources import Asked, Sources
@@ -39,6 +40,9 @@ def trace(
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a span of time for ui.perfetto.dev.")
     ] = None,
+    otlp: Annotated[
+        str, typer.Option("--otlp", metavar="URL", help="Send a span of time to a collector of OpenTelemetry.")
+    ] = "",
     since: Annotated[
         str, typer.Option("--from", metavar="T", help="Its beginning: 2026-11-23T10:00:00Z, or Unix seconds.")
     ] = "",
@@ -46,10 +50,15 @@ def trace(
     last: Annotated[str, typer.Option("--last", metavar="TIME", help="Its length up to the end: 60s, 5m, 2h.")] = "",
 ) -> None:
     """Show the events of a job, its leases, and each sample's stages from prompt to step; or of a span of time."""
-    if bool(what) == (perfetto is not None):
-        raise ConfigError("Name what is to be traced, or give --perfetto FILE for a span of time: one of them.")
-    if perfetto is None and (since or until or last):
+    if [bool(what), perfetto is not None, bool(otlp)].count(True) != 1:
+        raise ConfigError(
+            "Name what is to be traced, or give --perfetto FILE or --otlp URL for a span of time: one of them."
+        )
+    if what and (since or until or last):
         raise ConfigError("--from, --to and --last name a span of time, which --perfetto FILE writes: give that too.")
+    if otlp:
+        _send(found, otlp, (since, until, last), answer)
+        return
     if perfetto is not None:
         check_new(perfetto)
         _write(found, perfetto, (since, until, last), answer)
@@ -89,6 +98,23 @@ def _find(found: Run, asked: "Asked") -> dict[str, Any] | None:
     from penstock.console.read.trace.batch import find_trace
 
     return find_trace(_sources(found), asked)[1]
+
+
+def _send(found: Run, url: str, asked: tuple[str, str, str], answer: Answer) -> None:
+    from penstock.console.read.trace.tracks import latest_s, rows_within
+
+    check_installed("opentelemetry.exporter.otlp.proto.http", "--otlp")
+    from penstock.console.read.trace.otlp import send_spans
+
+    sources = _sources(found)
+    from_s, to_s = _span(*asked, end_s=time.time() if found.live else latest_s(sources))
+    problems: list[str] = []
+    count = send_spans(url, found.folder.name, rows_within(sources, from_s, to_s, problems))
+    span = {"from": clock(from_s), "to": clock(to_s)}
+    answer.tell(f"{count} spans of {span['from']} to {span['to']} were sent.", {"spans": count, **span})
+    for problem in problems:
+        say(problem, err=True)
+    found.tell_problems()
 
 
 def _write(found: Run, path: Path, asked: tuple[str, str, str], answer: Answer) -> None:

@@ -69,6 +69,13 @@ def tracks(
     Args:
         problems: gets a sentence about samples that are omitted.
     """
+    rows = rows_within(sources, from_s, to_s, problems)
+    lines, waits = _of_workers(rows), list(_of_jobs(rows))
+    return [*lines, *_of_trainer(sources, from_s, to_s)], waits
+
+
+def rows_within(sources: Sources, from_s: float, to_s: float, problems: list[str] | None = None) -> list[SampleRow]:
+    """Return the samples of a span of time, the latest ``MOST_SAMPLES``; arguments as ``tracks``. Blocks."""
     rows = list(islice(_rows(sources.samples, from_s, to_s), MOST_SAMPLES + 1))
     if len(rows) > MOST_SAMPLES:
         del rows[MOST_SAMPLES:]
@@ -77,8 +84,7 @@ def tracks(
                 f"The span has more than {MOST_SAMPLES} samples: the latest {MOST_SAMPLES} are shown; name a shorter "
                 "span to see the others."
             )
-    lines, waits = _of_workers(rows), list(_of_jobs(rows))
-    return [*lines, *_of_trainer(sources, from_s, to_s)], waits
+    return rows
 
 
 def _rows(samples: HistoryReader, from_s: float, to_s: float) -> Iterator[SampleRow]:
@@ -121,7 +127,7 @@ def _of_workers(rows: Sequence[SampleRow]) -> list[Line]:
 
 def _at_work(row: SampleRow) -> list[Slice]:
     """Return the slices of a sample at a worker: itself, and its stages within it."""
-    stages = stages_of(row, _tries(row))
+    stages = stages_of(row, known_tries(row))
     work = [stage for stage in stages if stage.name in _AT_WORK]
     if not work:
         return []
@@ -147,7 +153,7 @@ def _paused(stages: Sequence[Stage], work: Sequence[Stage]) -> Iterator[Slice]:
 
 def _of_jobs(rows: Sequence[SampleRow]) -> Iterator[Wait]:
     for row in {row.job: row for row in rows}.values():
-        tries = _tries(row)
+        tries = known_tries(row)
         yield from _queued(row, tries)
         for one in tries:
             if one.ended_s > one.leased_s:
@@ -169,7 +175,8 @@ def _queued(row: SampleRow, tries: Sequence[Try]) -> Iterator[Wait]:
         from_s = next((one.ended_s for one in tries if one.number == number), 0.0)
 
 
-def _tries(row: SampleRow) -> list[Try]:
+def known_tries(row: SampleRow) -> list[Try]:
+    """Return the attempts of a sample's job; [] if their record is unreadable."""
     try:
         return tries_of(row.tries, row.job, ready_s=row.ready_s)
     except ProtocolError:

@@ -110,8 +110,6 @@ def refused(path: Path, *overrides: str) -> str:
             f"worker.slots={'9' * 5000}", 'it should be an integer with fewer digits, not "999', id="too_many_digits"
         ),
         ("history.enabled=maybe", 'it should be true or false, not "maybe".'),
-        ("telemetry.traces=localhost:4318", "is no address that spans can be sent to: give http://HOST:PORT"),
-        ("telemetry.traces=10.0.0.7:4318/v1/traces", "is no address that spans can be sent to"),
         ("trainer.learning_rate=1", "here it is trainer.lr."),
         ("batch_size=1", "here it is trainer.batch_groups (groups of rollout.n answers)."),
         ("trainer.per_device_train_batch_size=1", "here it is trainer.batch_groups"),

@@ -1,13 +1,18 @@
 """``penstock trace`` of a run that is over: what it prints, writes and refuses."""
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.console.cli.main import execute
 from penstock.history.row import Use
 from penstock.history.writer import HistoryWriter
+from tests.missing import module
 from tests.unit.console.read.trace.samples import sample
 from tests.unit.console.web.run_files import make_run
 
@@ -51,10 +56,84 @@ def test_a_span_of_time_is_written_once(runs: Path, capsys: pytest.CaptureFixtur
     assert "Nothing is known of that time." in capsys.readouterr().err
 
 
+class Collector(ThreadingHTTPServer):
+    """A collector that accepts OTLP over HTTP, and keeps the spans."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status = status
+        self.spans: list[Any] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        service = module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        request = service.ExportTraceServiceRequest.FromString(body)
+        self.server.spans += [span for one in request.resource_spans for of in one.scope_spans for span in of.spans]
+        self.send_response(self.server.status if self.path == "/v1/traces" else 404)
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(params=[200])
+def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
+    server = Collector(request.param)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_span_of_time_is_sent_as_one_tree_per_job(
+    runs: Path, collector: Collector, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert traced(runs, "--otlp", collector.url, "--from", "1000", "--to", "1100", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["spans"] == len(collector.spans)
+    named: dict[str, list[Any]] = {}
+    for span in collector.spans:
+        named.setdefault(span.name, []).append(span)
+        assert 0 < span.start_time_unix_nano <= span.end_time_unix_nano
+    (root,) = named["job"]
+    assert root.parent_span_id == b""
+    assert {span.trace_id for span in collector.spans} == {root.trace_id}
+    assert len({span.span_id for span in collector.spans}) == len(collector.spans)
+    samples = {span.span_id for span in named["sample"]}
+    assert len(samples) == 2
+    assert {span.parent_span_id for span in (*named["attempt"], *named["sample"])} == {root.span_id}
+    assert {span.parent_span_id for span in (*named["decode"], *named["reward"], *named["train"])} == samples
+    attempts = [{one.key: one.value.string_value for one in span.attributes} for span in named["attempt"]]
+    assert {about["penstock.job"] for about in attempts} == {"math/0/7"}
+    assert [about["penstock.end"].partition(" ")[0] for about in attempts] == ["crashed", "failed", "committed"]
+    before = [span.span_id for span in collector.spans]
+    collector.spans.clear()
+    assert traced(runs, "--otlp", f"{collector.url}/v1/traces", "--from", "1000", "--to", "1100") == 0
+    assert [span.span_id for span in collector.spans] == before
+
+
+@pytest.mark.parametrize("collector", [400], indirect=True)
+def test_a_collector_that_refuses_is_named(
+    runs: Path, collector: Collector, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert traced(runs, "--otlp", collector.url, "--from", "1000", "--to", "1100") != 0
+    assert f"The collector at {collector.url} did not accept spans" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ([], "one of them"),
+        (["--perfetto", "x", "--otlp", "http://h:1"], "one of them"),
+        (["--otlp", "localhost:4318"], "--otlp is not the address of a collector"),
+        (["--otlp", "http://user:secret@h:1"], "OTEL_EXPORTER_OTLP_HEADERS"),
         (["math/0/7", "--perfetto", "x"], "one of them"),
         (["math/0/7", "--last", "60s"], "--perfetto FILE writes"),
         (["math/0/8"], "knows nothing of"),
