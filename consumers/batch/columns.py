@@ -171,7 +171,8 @@ def _decode(data: bytes, row: Row, index: int, name: str) -> tuple[int, Array]:
         raise PayloadError(f"{what} has {len(data)} bytes, which is not the size of a value.")
     magic, kind, code, width, checksum = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
-    if magic != _MAGIC or kind > _SAMPLE or code >= len(_DTYPES) or width > MAX_WIDTH:
+    most = 0 if kind == _SAMPLE else MAX_WIDTH
+    if magic != _MAGIC or kind > _SAMPLE or code >= len(_DTYPES) or width > most:
         raise PayloadError(f"{what} is not a value that penstock wrote.")
     if _checksum(body, index) != checksum:
         raise PayloadError(f"{what} was damaged: its checksum is another one.")

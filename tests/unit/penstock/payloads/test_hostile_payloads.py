@@ -5,7 +5,7 @@ import zlib
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -59,6 +59,7 @@ def test_a_side_array_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
     kind=st.integers(0, 255), code=st.integers(0, 255), width=st.sampled_from([0, 1, 3, 65536, 2**32 - 1]),
     body=st.binary(max_size=40), row=st.sampled_from([0, 1]),
 )  # fmt: skip
+@example(kind=2, code=0, width=1, body=bytes(2), row=0)  # a width in the value of a sample
 def test_the_value_of_a_column_is_read_or_refused(kind: int, code: int, width: int, body: bytes, row: int) -> None:
     data = struct.pack("<4sBBxxII", b"PSC1", kind % 4, code % 11, width, zlib.crc32(body, row)) + body
     layout = Layout([0], [4])
