@@ -17,7 +17,7 @@ from penstock.names import Lane
 from penstock.protocol.waits import Waiting
 from penstock.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.system.restarts import Restarts
-from penstock.workers.health import shorten
+from penstock.text import shorten_reason
 from penstock.workers.jobs.held_job import HeldJob
 from penstock.workers.services import Services
 from penstock.workers.weights.loop import WeightLoop
@@ -158,12 +158,12 @@ class Caretaker:
                 "engine is in a crash loop: it failed %d times in %g s", self._restarts.count, self._restarts.window_s
             )
             self._hand_back()
-        services.crash_loop = shorten(reason) if self._restarts.is_loop else ""
+        services.crash_loop = shorten_reason(reason) if self._restarts.is_loop else ""
 
     async def _wait(self, reason: str) -> None:
         """Back off before a start, and report the wait."""
         config, wait_s = self._services.config.engine, self._restarts.wait_s
-        lines = shorten(reason).splitlines()
+        lines = shorten_reason(reason).splitlines()
         # The line with the error says more than what a dying process writes after it.
         error_line = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
         last = " ... ".join(dict.fromkeys((lines[0], error_line))) if lines else ""

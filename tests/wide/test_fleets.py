@@ -181,7 +181,7 @@ async def test_ray_places_an_engine_over_two_hosts(
     from ray.cluster_utils import Cluster
 
     from penstock.workers.fleet.launcher import Spec
-    from penstock.workers.fleet.plan import Planner
+    from penstock.workers.fleet.plan import Plan
     from penstock.workers.fleet.ray_fleet import RayLauncher
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -194,16 +194,16 @@ async def test_ray_places_an_engine_over_two_hosts(
         fleet = {"models": [{"name": "policy", "server_groups": [group]}], "placement_timeout_s": 60.0}
         config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
         launcher = RayLauncher(config)
-        planner = Planner(config, launcher)
-        planner.plan_all()
-        first, second = planner.plan.engines
+        laid_out = Plan(config, launcher)
+        laid_out.place_all()
+        first, second = laid_out.engines
         assert {first.host, second.host} == set(launcher.hosts)
         assert first.url == f"http://{first.host}:{first.ports['http']}"
         where = ["--dist-init-addr", f"{first.host}:{first.ports['dist_init']}", "--nnodes", "2", "--node-rank", "1"]
         assert second.command[-6:] == tuple(where)
         with pytest.raises(ConfigError, match="cannot be divided over nodes of 2"):
             launcher.take("policy.r.1", 3, None, None)
-        planner.remove(first.key)
+        laid_out.remove(first.key)
         on_second = [launcher.take(f"policy.r.{index}", 1, "127.0.0.2", None)[0].host for index in range(2)]
         assert on_second == ["127.0.0.2"] * 2
 

@@ -33,7 +33,7 @@ from penstock.workers.fleet.health import ServerHealth, answers
 from penstock.workers.fleet.launcher import Launcher, ProcessState, Status
 from penstock.workers.fleet.local import LocalLauncher
 from penstock.workers.fleet.models import groups_of
-from penstock.workers.fleet.plan import Planner, engine_name
+from penstock.workers.fleet.plan import Plan, engine_name
 from penstock.workers.fleet.pressure import Scaling
 from penstock.workers.fleet.specs import engine_process, specs_of
 from penstock.workers.fleet.state import FleetCollector, clear_wanted, read_wanted, write_state
@@ -65,9 +65,8 @@ class Fleet:
         control = Control(config.redis.url)
         control.call(check_schema(self.keys))
         self.client: Client = control.client
-        self._planner = Planner(config, launcher)
-        self._planner.plan_all()
-        self.plan = self._planner.plan
+        self.plan = Plan(config, launcher)
+        self.plan.place_all()
         self._specs = specs_of(config, self.plan)
         self._waiting = dict(self._specs)
         self._statuses: dict[str, Status] = {}
@@ -109,7 +108,6 @@ class Fleet:
 
     def _adopt(self) -> None:
         """Follow the plan: start its new processes."""
-        self.plan = self._planner.plan
         specs = specs_of(self.config, self.plan)
         self._waiting |= {name: spec for name, spec in specs.items() if name not in self._specs}
         self._specs = specs
@@ -173,7 +171,7 @@ class Fleet:
         """
         present = [key for key in self._keys_of(model, group) if key not in self._leaving]
         for _ in range(count - len(present)):
-            self._planner.add(model, group)
+            self.plan.add(model, group)
             self._adopt()
         if count < len(present):
             versions = self._versions()
@@ -219,8 +217,7 @@ class Fleet:
             for process in [name, *map(engine_process, mine)]:
                 self._waiting.pop(process, None)
                 self.launcher.forget(process)
-            self._planner.remove(key)
-            self.plan = self._planner.plan
+            self.plan.remove(key)
             self._specs = specs_of(self.config, self.plan)
             del self._leaving[key]
             log.info("%s has left", name)

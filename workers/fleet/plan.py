@@ -94,36 +94,19 @@ class WorkerProcess:
     slots: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All processes of a fleet."""
-
-    engines: list[EngineProcess]
-    routers: list[RouterProcess]
-    workers: list[WorkerProcess]
-    #: Folder of each model.
-    paths: dict[str, str]
-
-    def endpoint(self, model: str) -> str | None:
-        """Return the one address of a model: its router's, or that of its only engine."""
-        router = next((one.url for one in self.routers if one.model == model), None)
-        urls = [e.url for e in self.engines if e.model == model and e.url and e.worker_type == "regular"]
-        return router or (urls[0] if len(urls) == 1 else None)
-
-
 def engine_name(model: str, group: str, index: int) -> str:
     return f"{model}.{group}.{index}"
 
 
-def plan(config: Config, nodes: list[Node]) -> Plan:
-    """Plan a fleet on given machines; reserves nothing. Raises ConfigError as ``Planner.plan_all``."""
-    planner = Planner(config, Nodes(nodes, config.fleet.ports))
-    planner.plan_all()
-    return planner.plan
+def plan(config: Config, nodes: list[Node]) -> "Plan":
+    """Plan a fleet on given machines; reserves nothing. Raises ConfigError as ``Plan.place_all``."""
+    made = Plan(config, Nodes(nodes, config.fleet.ports))
+    made.place_all()
+    return made
 
 
-class Planner:
-    """The plan of one fleet, as engines are added and removed.
+class Plan:
+    """All processes of a fleet, as engines are added and removed.
 
     Args:
         places: assigns GPUs and ports.
@@ -136,14 +119,17 @@ class Planner:
         self.engines: list[EngineProcess] = []
         self.routers: list[RouterProcess] = []
         self.workers: list[WorkerProcess] = []
+        #: Folder of each model.
         self.paths: dict[str, str] = {}
         self.groups: dict[tuple[str, str], GroupConfig] = {}
 
-    @property
-    def plan(self) -> Plan:
-        return Plan(list(self.engines), list(self.routers), list(self.workers), dict(self.paths))
+    def endpoint(self, model: str) -> str | None:
+        """Return the one address of a model: its router's, or that of its only engine."""
+        router = next((one.url for one in self.routers if one.model == model), None)
+        urls = [e.url for e in self.engines if e.model == model and e.url and e.worker_type == "regular"]
+        return router or (urls[0] if len(urls) == 1 else None)
 
-    def plan_all(self) -> None:
+    def place_all(self) -> None:
         """Plan the configured engines.
 
         Raises:

@@ -23,9 +23,8 @@ from penstock.records.codec import pack
 from penstock.records.publication import Publication
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
-from penstock.text import MAX_SAID, utf8_safe
+from penstock.text import MAX_SAID, shorten_reason, utf8_safe
 from penstock.workers.engine import NotBegun, Partial
-from penstock.workers.health import shorten
 from penstock.workers.services import Services
 from penstock.workers.weights.apply import ApplyReport, Policy, Updater, unless_lost
 from penstock.workers.weights.memory import Memory
@@ -369,7 +368,7 @@ class WeightLoop:
             services.stands_in_for = newest.version
             if before != newest.version:
                 services.may_start_more.set()
-        error = shorten(self._views.set_aside[newest.id])
+        error = shorten_reason(self._views.set_aside[newest.id])
         why = f"engines crashed on it before producing output; last error: {error}"
         self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
         self._waiting.blocked_on(VersionSetAside(newest.model, newest.version, error))

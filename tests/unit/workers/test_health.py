@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.workers.health import SHOWN_CHARS, shorten
+from penstock.text import SHOWN_CHARS, shorten_reason
 from penstock.workers.sglang.engine import SglangEngine
 
 
 def test_a_reason_is_shown_by_its_first_and_last_lines_without_passwords() -> None:
     lines = ["it died", *[f"line {index} http://me:secret@host/" for index in range(30)]]
-    shown = shorten("\n\n".join(lines)).splitlines()
+    shown = shorten_reason("\n\n".join(lines)).splitlines()
     assert (shown[0], shown[-1], len(shown)) == ("it died", "line 29 http://me:***@host/", 9)
-    assert len(shorten("\n".join(["x" * 5000] * 50))) <= SHOWN_CHARS
-    assert shorten("") == ""
+    assert len(shorten_reason("\n".join(["x" * 5000] * 50))) <= SHOWN_CHARS
+    assert shorten_reason("") == ""
 
 
 class _Silent(SglangEngine):

@@ -11,8 +11,8 @@ import yaml
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.errors import ConfigError
-from penstock.workers.fleet.nodes import Node, Nodes, Ports, Reservation
-from penstock.workers.fleet.plan import Plan, Planner, plan
+from penstock.workers.fleet.nodes import Node, Ports, Reservation
+from penstock.workers.fleet.plan import Plan, plan
 from penstock.workers.fleet.show import as_records, as_text
 
 ONE = [Node("127.0.0.1", tuple(range(8)))]
@@ -171,12 +171,6 @@ def ports_of(laid_out: Plan) -> list[int]:
     return found + [port for one in laid_out.routers for port in (one.router.port, one.router.metrics_port)]
 
 
-def planner(config: Config, nodes: list[Node]) -> Planner:
-    made = Planner(config, Nodes(nodes, config.fleet.ports))
-    made.plan_all()
-    return made
-
-
 def test_every_port_of_a_node_is_given_once() -> None:
     groups = [
         {"worker_type": "prefill", "num_gpus": 2},
@@ -193,37 +187,34 @@ def test_every_port_of_a_node_is_given_once() -> None:
 
 
 def test_growing_moves_nobody() -> None:
-    made = planner(
-        make({"num_gpus": 2}, {"worker_type": "placeholder", "num_gpus": 1}), [Node("127.0.0.1", (0, 1, 2, 3))]
-    )
-    old = made.plan
+    made = plan(make({"num_gpus": 2}, {"worker_type": "placeholder", "num_gpus": 1}), [Node("127.0.0.1", (0, 1, 2, 3))])
+    old = list(made.engines)
     made.add("policy", "regular-0")
-    new = made.plan
-    assert new.engines[: len(old.engines)] == old.engines
-    assert new.engines[-1].gpus == (3,), "the placeholder keeps GPU 2"
-    assert len(ports_of(new)) == len(set(ports_of(new))) == 6
-    assert new.workers[-1].name == "policy.regular-0.2"
+    assert made.engines[: len(old)] == old
+    assert made.engines[-1].gpus == (3,), "the placeholder keeps GPU 2"
+    assert len(ports_of(made)) == len(set(ports_of(made))) == 6
+    assert made.workers[-1].name == "policy.regular-0.2"
     with pytest.raises(ConfigError, match=r"needs 1 GPUs .* what is free is: 127.0.0.1 0 of 4"):
         made.add("policy", "regular-0")
-    assert made.plan == new
+    assert len(made.engines) == 4
     made.remove(("policy", "regular-0", 0))
-    assert [worker.name for worker in made.plan.workers] == ["policy.regular-0.1", "policy.regular-0.2"]
+    assert [worker.name for worker in made.workers] == ["policy.regular-0.1", "policy.regular-0.2"]
     made.add("policy", "regular-0")
-    again = made.plan.engines[-1]
-    assert (again.name, again.gpus, again.ports) == ("policy.regular-0.0", (0,), old.engines[0].ports)
+    again = made.engines[-1]
+    assert (again.name, again.gpus, again.ports) == ("policy.regular-0.0", (0,), old[0].ports)
     with pytest.raises(ConfigError, match=r"no group policy.other; it has policy.regular-0, policy.placeholder-1"):
         made.add("policy", "other")
 
 
 def test_growing_behind_a_router_tells_its_worker() -> None:
-    made = planner(make(models=[{"name": "policy", "router": {}, "server_groups": [{"num_gpus": 1}]}]), ONE)
+    made = plan(make(models=[{"name": "policy", "router": {}, "server_groups": [{"num_gpus": 1}]}]), ONE)
     made.add("policy", "regular-0")
-    new = made.plan
-    (worker,), (router,) = new.workers, new.routers
+    first, second = made.engines
+    (worker,), (router,) = made.workers, made.routers
     assert worker.engine.router == router.router
-    assert [member.url for member in router.router.engines] == [engine.url for engine in new.engines]
-    made.remove(new.engines[0].key)
-    assert [member.url for member in made.plan.routers[0].router.engines] == [new.engines[1].url]
+    assert [member.url for member in router.router.engines] == [first.url, second.url]
+    made.remove(first.key)
+    assert [member.url for member in made.routers[0].router.engines] == [second.url]
 
 
 @pytest.mark.parametrize(
