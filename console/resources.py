@@ -24,13 +24,15 @@ class Column:
     #: How it is shown: a key of ``_FORMATS``, or text.
     kind: str
     meaning: str
-    #: Whether tables show it; ``--json`` and filters know it in any case.
+    #: Whether tables show it, and whether the page's list does; ``--json`` and filters know it in any case.
     shown: bool
+    on_page: bool = True
 
     @property
     def title(self) -> str:
         """Return the heading on the page."""
-        return self.name.removesuffix("_s").removesuffix("_ms").replace("_", " ").capitalize()
+        name = self.name.replace("_per_s", "/s").removesuffix("_s").removesuffix("_ms").removeprefix("num_")
+        return name.replace("_", " ").capitalize()
 
     def cell(self, row: Row) -> str:
         """Return the value as text; '' if it is unknown."""
@@ -70,6 +72,10 @@ class Resource:
     @property
     def shown(self) -> tuple[Column, ...]:
         return tuple(one for one in self.columns if one.shown)
+
+    @property
+    def on_page(self) -> tuple[Column, ...]:
+        return tuple(one for one in self.columns if one.on_page)
 
     def rows(self, client: Any, keys: Any) -> list[Row]:
         """Return all rows. Blocks as the reader."""
@@ -141,9 +147,11 @@ NUMBERS = frozenset(("number", "share", "seconds", "rate", "bytes", "mean"))
 
 
 def _columns(text: str) -> tuple[Column, ...]:
-    """Parse a line per column: name, kind, meaning; a * before the name if tables show it."""
+    """Parse a line per column: name, kind, meaning; before the name * if tables show it, + if the page alone does."""
     lines = (line.split(maxsplit=2) for line in text.splitlines() if line.strip())
-    return tuple(Column(name.lstrip("*"), kind, meaning, name[0] == "*") for name, kind, meaning in lines)
+    return tuple(
+        Column(name.lstrip("*+"), kind, meaning, name[0] == "*", name[0] in "*+") for name, kind, meaning in lines
+    )
 
 
 JOBS = Resource(
@@ -219,11 +227,11 @@ WORKERS = Resource(
         *pid              number   pid of its process
         *engine           text     kind and version of its engine
         *url              text     address of its engine or router
-        gpus              gpus     use and memory of its engine's GPUs
-        age_s             seconds  time since its last heartbeat
-        engine_restarts   number   restarts of its engine
-        lost_leases       number   leases that it lost
-        why               text     why it does not serve as it should
+        +gpus             gpus     use and memory of its engine's GPUs
+        +age_s            seconds  time since its last heartbeat
+        +engine_restarts  number   restarts of its engine
+        +lost_leases      number   leases that it lost
+        +why              text     why it does not serve as it should
     """))  # fmt: skip
 
 TRAINERS = Resource(
@@ -416,6 +424,6 @@ RESOURCES: Mapping[str, Resource] = {
 LISTS: Mapping[str, Resource] = {**RESOURCES, "groups": GROUPS, "lanes": LANES, "waits": WAITS}
 
 
-def cells(resource: Resource, rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Return the shown cells of rows as text."""
-    return [{one.name: one.cell(row) for one in resource.shown} for row in rows]
+def cells(columns: Sequence[Column], rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return the cells of rows as text."""
+    return [{one.name: one.cell(row) for one in columns} for row in rows]

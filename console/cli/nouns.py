@@ -70,7 +70,7 @@ def show_list(resource: Resource, rows: Sequence[Row], choice: Choice) -> None:
 def show_table(resource: Resource, rows: Sequence[Row]) -> None:
     """Print rows as a table, and below it reasons that may have many lines."""
     names = [one.name for one in resource.shown]
-    table(cells(resource, rows), names, resource.title)
+    table(cells(resource.shown, rows), names, resource.title)
     for row in rows:
         for field in {"why", "unreadable"} - set(names):
             if reason := row.get(field):

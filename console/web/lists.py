@@ -61,10 +61,15 @@ class Lists:
         more = begin + len(shown) < len(rows)
         return {
             "rows": shown,
-            "cells": [_cut(row) for row in cells(resource, shown)],
+            "cells": [_cut(row) for row in cells(resource.on_page, shown)],
             "columns": [
-                {"name": one.name, "title": one.title, "meaning": one.meaning, "number": one.kind in NUMBERS}
-                for one in resource.shown
+                {
+                    "name": one.name,
+                    "title": one.title,
+                    "meaning": one.meaning,
+                    "kind": "number" if one.kind in NUMBERS else one.kind,
+                }
+                for one in resource.on_page
             ],
             "total": len(rows),
             "next": orjson.dumps(_values(shown[-1], resource, sort)).decode() if more else None,

@@ -26,7 +26,7 @@ export function pages({ run, noun, name, filters = [], sort = "", limit = 50, on
       if (mine !== asked) return;
       const read_ = found.rows.map((row, at) => ({ ...row, cells: found.cells[at] }));
       rows = further ? [...rows, ...read_] : read_;
-      columns = found.columns.map((one) => [one.title, ({ cells }) => said(cells[one.name], 200), one.number ? "number" : "", one.meaning]);
+      columns = found.columns.map(({ name, title, kind, meaning }) => [title, ({ cells }) => cell(kind, cells[name]), kind === "number" ? kind : "", meaning]);
       if (acts) columns.push(["", acts]);
       next = found.next;
       replace(count, `${number(found.total)} ${name.toLowerCase()}`);
@@ -65,6 +65,10 @@ export function pages({ run, noun, name, filters = [], sort = "", limit = 50, on
   }
 
   return { node, update, anew: () => load(false) };
+}
+
+function cell(kind, text) {
+  return kind === "state" ? h("span", { class: `badge is-${text === "serving" ? "well" : "waits"}` }, said(text || "unknown")) : said(text, 200);
 }
 
 function input({ name, field, values }, onChange) {

@@ -128,5 +128,5 @@ def test_the_key_of_a_list_is_among_its_fields(noun: str) -> None:
 
 def test_cells_are_text_in_the_order_of_the_columns(book: Book) -> None:
     page = book.page(limit=1)
-    assert [one["title"] for one in page.columns] == ["Job", "N"]
+    assert [(one["title"], one["kind"]) for one in page.columns] == [("Job", "text"), ("N", "text")]
     assert page.cells == [{"job": "d/0/0", "n": ""}]
