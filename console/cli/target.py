@@ -50,6 +50,8 @@ class Target:
         from penstock.text import redact
 
         name = run or newest_run(directory)
+        #: Whether the run is over, and this is a copy of its data.
+        self.is_copy = False
         self.keys = Keys(name)
         given, url = url, url or read_address(directory / name)
         if url is None:
@@ -63,7 +65,7 @@ class Target:
             url = _serve_copy(self, directory / name, over) if copies else None
             if url is None:
                 raise _advice(directory / name, over) from None
-            self.client = connect(url)
+            self.client, self.is_copy = connect(url), True
         self.url = url
         keys = self.keys
         # Parts still publish their presence if Redis lost everything else.

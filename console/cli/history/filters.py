@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,6 +126,10 @@ class Run:
     @property
     def live(self) -> "tuple[Client, Keys] | None":
         return (self.target.client, self.target.keys) if self.target is not None else None
+
+    def end_s(self, latest_s: float) -> float:
+        """Return the end of the run (Unix seconds): now, or the latest recorded time of a run that is over."""
+        return time.time() if self.target is not None and not self.target.is_copy else latest_s
 
     def with_rest(self) -> "Run":
         """Return the run with the samples that its Redis left when it ended; itself if there are none. Blocks."""

@@ -1,7 +1,6 @@
 """``penstock trace``: show the events of a job, a sample, a prompt or a batch; or export those of a span of time."""
 
 import contextlib
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,7 +106,7 @@ def _send(found: Run, url: str, asked: tuple[str, str, str], answer: Answer) -> 
     from penstock.console.read.trace.otlp import send_spans
 
     sources = _sources(found)
-    from_s, to_s = _span(*asked, end_s=time.time() if found.live else latest_s(sources))
+    from_s, to_s = _span(*asked, end_s=found.end_s(latest_s(sources)))
     problems: list[str] = []
     count = send_spans(url, found.folder.name, rows_within(sources, from_s, to_s, problems))
     span = {"from": clock(from_s), "to": clock(to_s)}
@@ -122,7 +121,7 @@ def _write(found: Run, path: Path, asked: tuple[str, str, str], answer: Answer) 
     from penstock.console.read.trace.tracks import latest_s, tracks
 
     sources = _sources(found)
-    from_s, to_s = _span(*asked, end_s=time.time() if found.live else latest_s(sources))
+    from_s, to_s = _span(*asked, end_s=found.end_s(latest_s(sources)))
     problems: list[str] = []
     lines, waits = tracks(sources, from_s, to_s, problems)
     span = {"from": clock(from_s), "to": clock(to_s)}
