@@ -53,7 +53,7 @@ RedisOption = Annotated[
 _WHERE = "Only rows of which this is true; =, !=, <, <=, >, >= and ~ (contains). Several: all of them."
 WhereOption = Annotated[list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help=_WHERE)]
 _NamedArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Name of the run.", autocompletion=completion.runs)
+    str | None, typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs)
 ]
 
 
