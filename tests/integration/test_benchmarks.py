@@ -9,8 +9,8 @@ import pytest
 
 SMALLEST = {
     "trajectory_path": (
-        ["--legs", "bare,penstock,history,folder", "--groups", "64", "--rounds", "1", "--tokens", "128"],
-        ["samples_per_s", "ratio_bare", "ratio_history", "ratio_bare_folder", "ratio_transferqueue_best"],
+        ["--legs", "bare,penstock,history", "--groups", "64", "--rounds", "1", "--tokens", "128"],
+        ["samples_per_s", "ratio_bare", "ratio_history", "ratio_transferqueue_best"],
     ),
     "scale": (
         ["--jobs", "1000", "--groups", "100", "--cycles", "2"],
