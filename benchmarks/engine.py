@@ -15,15 +15,13 @@ import aiohttp
 from benchmarks.common import version_in
 from benchmarks.random_model import Shape, make_model
 from penstock.config import EngineConfig, ModelConfig
+from penstock.config.engine import PRESET_ARGS, PRESET_ENV
 from penstock.workers.sglang import server as servers
 
 #: Arguments of the server by device. Streams say each token once, as those of servers that a worker spawns.
 ARGS: dict[str, dict[str, Any]] = {
     "cpu": {
-        "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch",
-        "grammar-backend": "none", "disable-cuda-graph": True, "disable-overlap-schedule": True,
-        "max-total-tokens": 60000, "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
-        "incremental-streaming-output": True,
+        **PRESET_ARGS["cpu"], "max-total-tokens": 60000, "incremental-streaming-output": True,
     },
     # What runs with every build of SGLang's kernels; graphs of prefills take a minute to capture.
     "cuda": {
@@ -32,7 +30,7 @@ ARGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 ENV = {
-    "cpu": {"OMP_NUM_THREADS": "1"},
+    "cpu": PRESET_ENV["cpu"],
     "cuda": {"SGLANG_IS_FLASHINFER_AVAILABLE": "false", "SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
 }
 

@@ -66,24 +66,35 @@ def place(config: Config, gpus: Sequence[str], without: Collection[str] = ()) ->
         return Placement(gpus, trainer, ())
     if config.fleet.models:
         return _with_fleet(config, gpus, trainer)
-    per_engine = gpus_of_engine(config)
+    _check_colocation(config)
+    per_engine = gpus_of_engine(config, gpus)
     if not per_engine:
         return Placement(gpus, trainer, ((),) * config.worker.count)
     return Placement(gpus, trainer, _deal(config, gpus, trainer, per_engine))
 
 
-def gpus_of_engine(config: Config) -> int:
+def gpus_of_engine(config: Config, gpus: Collection[str]) -> int:
     """Return the number of GPUs of one worker's engine; 0: none, or not assigned here.
 
+    Args:
+        gpus: names of all GPUs of the machine; a preset that was not given follows them.
+
     Raises:
-        ConfigError: the sizes are not numbers.
+        ConfigError: the sizes are not numbers, or several for an engine on a CPU.
     """
     engine = config.engine
     if engine.url is not None or engine.router is not None:
         return 0
-    args = {name.replace("-", "_"): value for name, value in engine.args.items()}
+    given = engine.args if gpus and "preset" not in engine.model_fields_set else engine.server_args
+    args = {name.replace("-", "_"): value for name, value in given.items()}
+    sizes = _size(args, "tp", "tensor_parallel_size") * _size(args, "pp", "pipeline_parallel_size")
     # Other devices (npu, xpu, ...) are counted differently.
-    if args.get("device") not in (None, "cuda"):
+    if (device := args.get("device")) not in (None, "cuda"):
+        if device == "cpu" and sizes > 1:
+            raise ConfigError(
+                f"engine.args: {_sizes(config)} takes {_count(sizes)}, and the engine runs on a CPU (engine.preset, "
+                "or engine.args.device): remove it, or start on a machine with GPUs."
+            )
         return 0
     if "CUDA_VISIBLE_DEVICES" in engine.env or "base_gpu_id" in args:
         if config.worker.count > 1:
@@ -94,7 +105,16 @@ def gpus_of_engine(config: Config) -> int:
             )
         return 0
     outside = 1 if args.get("enable_dp_attention") else _size(args, "dp", "data_parallel_size")
-    return _size(args, "tp", "tensor_parallel_size") * _size(args, "pp", "pipeline_parallel_size") * outside
+    return sizes * outside
+
+
+def _check_colocation(config: Config) -> None:
+    """Raise ConfigError if an engine is to share GPUs with a trainer that has none."""
+    if config.trainer.colocate and not config.trainer.device.startswith("cuda"):
+        raise ConfigError(
+            f"trainer.colocate gives the trainer's GPUs to the engines, and trainer.device {config.trainer.device} has "
+            "none: remove it, or set trainer.device cuda."
+        )
 
 
 def _size(args: dict[str, Any], short: str, long: str) -> int:
@@ -170,14 +190,14 @@ def _deal(
         raise ConfigError(
             f"worker.count {count}, with {_count(per_engine)} for each engine ({_sizes(config)}), takes "
             f"{_count(total)}; this machine has {_count(len(gpus))}, and {ours}: "
-            f"{' or '.join(instead) or 'set engine.args.device cpu, or engine.url'}."
+            f"{' or '.join(instead) or 'set engine.preset cpu, or engine.url'}."
         )
     return tuple(free[index * per_engine :][:per_engine] for index in range(count))
 
 
 def _check_shares(config: Config, engines: int) -> None:
     """Raise ConfigError if the engines on one GPU would together use more than all of it."""
-    share = config.engine.args.get("mem-fraction-static", config.engine.args.get("mem_fraction_static"))
+    share = config.engine.server_args.get("mem-fraction-static")
     if isinstance(share, int | float) and engines * share >= 1:
         raise ConfigError(
             f"{engines} engines share a GPU with the trainer, and engine.args.mem-fraction-static {share:g} of each "
@@ -214,7 +234,7 @@ def _with_fleet(config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...])
 
 def _sizes(config: Config) -> str:
     names = ("tp-size", "pp-size", "dp-size")
-    args = {name.replace("_", "-"): value for name, value in config.engine.args.items()}
+    args = config.engine.server_args
     return ", ".join(f"{name} {args[name]}" for name in names if name in args) or "tp-size 1"
 
 

@@ -1,6 +1,8 @@
 """Section ``engine``: start and supervision of SGLang."""
 
-from typing import Annotated, Any, Literal, Self
+import os
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,9 +14,34 @@ from penstock.text import MASK
 #: How SGLang reads ``ORIGINAL_LOGPROB``.
 _IS_ORIGINAL = {"1": True, "true": True, "0": False, "false": False}
 
+#: Arguments of sglang.launch_server by preset, and its environment variables.
+PRESET_ARGS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch", "grammar-backend": "none",
+        "disable-cuda-graph": True, "disable-overlap-schedule": True, "max-total-tokens": 20000,
+        "mem-fraction-static": 0.3,
+        # Cached keys and values would be reused under new weights.
+        "disable-radix-cache": True,
+        # An idle scheduler would use a core.
+        "sleep-on-idle": True,
+    },
+    "cuda": {"disable-radix-cache": True},
+}  # fmt: skip
+PRESET_ENV = {"cpu": {"OMP_NUM_THREADS": "1"}, "cuda": {}}
+#: Devices of NVIDIA's driver.
+_DEVICES = Path("/dev")
+
+
+def preset_of_machine() -> Literal["cpu", "cuda"]:
+    """Return "cuda" if an NVIDIA GPU is visible to this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in ("", "-1")
+    return "cuda" if visible and any(_DEVICES.glob("nvidia[0-9]*")) else "cpu"
+
 
 class EngineConfig(Section):
     """The SGLang server under a worker."""
+
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"preset"})
 
     #: Address of an external server (http://HOST:PORT); None spawns one. It is never started, stopped or killed.
     url: str | None = None
@@ -26,6 +53,10 @@ class EngineConfig(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: Interpreter of the environment that has sglang; spawned servers only.
     python: str = ".engine/bin/python"
+    #: Arguments and variables for a device, under those of ``args`` and ``env``. cpu: small and without threads of its
+    #: own; cuda: without the prefix cache, which would reuse keys and values of old weights. None: cuda if this machine
+    #: has an NVIDIA GPU or ``trainer.device`` is one, else cpu; none for the engines of a fleet.
+    preset: Literal["cpu", "cuda"] | None = None
     #: Arguments of sglang.launch_server, names without dashes in front; true stands for a bare flag. They are checked
     #: against the installed release before anything starts.
     args: dict[str, Any] = Field(default_factory=dict)
@@ -63,6 +94,17 @@ class EngineConfig(Section):
     #: at a URL as a test request shows. A server that returns another kind than set here is refused.
     logprob_kind: Literal["scaled", "original"] | None = None
 
+    @property
+    def server_args(self) -> dict[str, Any]:
+        """Return the arguments of the server, with dashes: those of the preset, overridden by ``args``."""
+        given = {name.replace("_", "-"): value for name, value in self.args.items()}
+        return PRESET_ARGS.get(self.preset or "", {}) | given
+
+    @property
+    def server_env(self) -> dict[str, str]:
+        """Return the variables of the server: those of the preset, overridden by ``env``."""
+        return PRESET_ENV.get(self.preset or "", {}) | self.env
+
     @model_validator(mode="after")
     def _one_logprob_kind(self) -> Self:
         given = self.env.get(ORIGINAL_LOGPROB)
@@ -80,7 +122,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _router_has_its_engines(self) -> Self:
-        given = [name for name in ("url", "args", "env", "port") if getattr(self, name)]
+        given = [name for name in ("url", "preset", "args", "env", "port") if getattr(self, name)]
         if self.router is not None and given:
             raise ValueError(
                 f"{' and '.join(given)} are of one engine, and router names several that run already: give them "
@@ -94,7 +136,7 @@ class EngineConfig(Section):
             return self
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url {self.url!r} is not the address of a server; write http://HOST:PORT")
-        given = [name for name in ("args", "env") if getattr(self, name)]
+        given = [name for name in ("preset", "args", "env") if getattr(self, name)]
         if given:
             raise ValueError(
                 f"{' and '.join(given)} are for a server that penstock starts, and url names one that runs "

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config.agents import AgentsConfig
 from penstock.config.buffer import BufferConfig
 from penstock.config.data import DataConfig
-from penstock.config.engine import EngineConfig
+from penstock.config.engine import EngineConfig, preset_of_machine
 from penstock.config.fleet import FleetConfig
 from penstock.config.hooks import HooksConfig
 from penstock.config.redis import RedisConfig
@@ -130,6 +130,15 @@ class Config(Section):
     @classmethod
     def _run_is_a_name(cls, run: str) -> str:
         return checked_name("run", run)
+
+    @model_validator(mode="after")
+    def _engine_suits_the_machine(self) -> Self:
+        engine = self.engine
+        if not (engine.preset or engine.url or engine.router or self.fleet.models):
+            engine = engine.model_copy()
+            engine._follow(preset="cuda" if self.trainer.device.startswith("cuda") else preset_of_machine())
+            self._follow(engine=engine)
+        return self
 
     @model_validator(mode="after")
     def _rollouts_can_be_had(self) -> Self:
@@ -355,11 +364,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _transport_can_work(self) -> Self:
-        name, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
+        engine = self.engine
+        # A detected preset is that of this process, which may see no GPU although the engine has one.
+        args = engine.server_args if "preset" in engine.model_fields_set else engine.args
+        name, on_cpu = self.trainer.transport, args.get("device") == "cpu"
         if transport(name).needs_gpu and (on_cpu or self.trainer.device == "cpu"):
             raise ValueError(
                 f"trainer.transport {name} moves weights between GPUs, and trainer.device is "
-                f"{self.trainer.device}{' and engine.args.device cpu' if on_cpu else ''}: use disk, or gloo on CPUs"
+                f"{self.trainer.device}{' and the engine on a CPU' if on_cpu else ''}: use disk, or gloo on CPUs"
             )
         return self
 

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from penstock.config import EngineConfig, ModelConfig
+from penstock.config.engine import PRESET_ARGS
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.records.publication import Publication
 from penstock.workers.sglang import server as servers
@@ -22,19 +23,9 @@ from tests.tiny_model import make_tiny_model, publication_of
 ENGINE_PYTHON = os.environ.get("PENSTOCK_ENGINE_PYTHON", ".engine/bin/python")
 
 #: A server on CPU, as small as it gets.
-CPU_ARGS: dict[str, object] = {
-    "device": "cpu",
-    "attention-backend": "torch_native",
-    "sampling-backend": "pytorch",
-    "grammar-backend": "none",
-    "disable-cuda-graph": True,
-    "disable-overlap-schedule": True,
-    "sleep-on-idle": True,
-    "max-total-tokens": 20000,
-    "max-running-requests": 64,
-    "mem-fraction-static": 0.3,
-    "skip-server-warmup": True,
-}
+CPU_ARGS: dict[str, object] = {**PRESET_ARGS["cpu"], "max-running-requests": 64, "skip-server-warmup": True}
+# Its prefix cache is on (see above).
+del CPU_ARGS["disable-radix-cache"]
 
 
 def cpu_engine(**changes: object) -> EngineConfig:

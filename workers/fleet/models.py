@@ -56,7 +56,7 @@ def _check_model(config: Config, model: ModelGroups) -> None:
         where = f"fleet.models.{model.name}.{name}"
         if "CUDA_VISIBLE_DEVICES" in group.env or "CUDA_VISIBLE_DEVICES" in config.engine.env:
             raise ConfigError(f"{where}: CUDA_VISIBLE_DEVICES cannot be set, the fleet plans it: use gpus.")
-        merge(where, config.engine.args, group.overrides)
+        merge(where, config.engine.server_args, group.overrides)
 
 
 def find_group(config: Config, model_name: str, group_name: str) -> tuple[ModelGroups, GroupConfig]:

@@ -233,7 +233,7 @@ class Plan:
         first = ranks[0]
         group = self.groups[first.model, first.group]
         where = f"fleet.models.{first.model}.{first.group}"
-        args = merge(where, self.config.engine.args, group.overrides)
+        args = merge(where, self.config.engine.server_args, group.overrides)
         args = parallelism(where, args, group.per_engine)
         spread = len(ranks) > 1
         owner, dist_init = engine_name(*first.key), None
@@ -260,12 +260,12 @@ class Plan:
     def _with_command(
         self, model: ModelGroups, group: GroupConfig, rank: EngineProcess, args: dict[str, Any], ports: dict[str, int]
     ) -> EngineProcess:
-        env = self.config.engine.env | group.env
+        env = self.config.engine.server_env | group.env
         if rank.visible:
             env |= {"CUDA_VISIBLE_DEVICES": rank.visible}
         host = self._address(rank)
         engine = self.config.engine.model_copy(
-            update={"args": args, "env": env, "host": host, "port": ports["http"], "url": None}
+            update={"preset": None, "args": args, "env": env, "host": host, "port": ports["http"], "url": None}
         )
         served = ModelConfig(name=model.name, path=self.paths[model.name], dtype=self.config.model.dtype)
         return replace(
@@ -324,14 +324,14 @@ class Plan:
         command = tuple(build_router_command(router, self.config.engine.python))
         self.routers.append(RouterProcess(name, model.name, host, router, "worker" if trained else "fleet", command))
         if trained:
-            engine = self.config.engine.model_copy(update={"router": router, "args": {}, "env": {}})
+            engine = self.config.engine.model_copy(update={"router": router, "preset": None, "args": {}, "env": {}})
             slots = next((group.slots for group in model.server_groups if group.slots), None)
             self.workers.append(WorkerProcess(f"{model.name}.routed", "", host, (), engine, slots))
 
     def _worker(self, engine: EngineProcess) -> WorkerProcess:
         config = engine.engine
         if engine.started_by != "worker" or config is None:
-            config = self.config.engine.model_copy(update={"url": engine.url, "args": {}, "env": {}})
+            config = self.config.engine.model_copy(update={"url": engine.url, "preset": None, "args": {}, "env": {}})
         host = engine.host or self.places.hosts[0]
         slots = self.groups[engine.model, engine.group].slots if (engine.model, engine.group) in self.groups else None
         gpus = engine.gpus if engine.started_by == "worker" else ()

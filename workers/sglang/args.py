@@ -60,7 +60,7 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
         ConfigError: ``engine.args`` has an argument that penstock sets itself.
     """
     refuse_ours(config)
-    given = {name.replace("-", "_"): value for name, value in config.args.items()}
+    given = {name.replace("-", "_"): value for name, value in config.server_args.items()}
     arguments: dict[str, Any] = {
         "model_path": path,
         "tokenizer_path": model.path,
@@ -84,8 +84,7 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
 
 def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
     """Return the configuration with a server switch on, unless the server is external or the switch is set."""
-    names = {name.replace("_", "-") for name in config.args}
-    if config.url is not None or flag in names:
+    if config.url is not None or flag in config.server_args:
         return config
     return config.model_copy(update={"args": config.args | {flag: True}})
 
@@ -137,11 +136,11 @@ def engine_variables(config: EngineConfig) -> dict[str, str]:
     environment: dict[str, str] = {}
     # /health then answers at once; penstock queries the scheduler itself (Engine.healthy).
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
-    if str(config.args.get("device", "")) == "cpu":
+    if config.server_args.get("device") == "cpu":
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     # Not the variable of the shell that started the worker: the recorded kind must be the one the engine returns.
     original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
-    given = {name: value for name, value in config.env.items() if value != MASK}
+    given = {name: value for name, value in config.server_env.items() if value != MASK}
     return environment | given | original | _NO_OLD_IMAGES
 
 
@@ -243,8 +242,8 @@ def check_arguments(config: EngineConfig) -> Installation:
     capabilities_of(installed.version)
     mistakes = [
         mistake
-        for name, value in config.args.items()
-        if (mistake := _mistake(name.replace("_", "-"), value, installed)) is not None
+        for name, value in config.server_args.items()
+        if (mistake := _mistake(name, value, installed)) is not None
     ]
     if mistakes:
         raise ConfigError("\n".join(mistakes))

@@ -127,12 +127,7 @@ EPISODES = {
 CURRICULUM = {"skip_above": 1.0, "skip_below": 0.0, "revisit": 0.33}
 
 REAL: dict[str, Any] = {
-    "args": {
-        "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch", "grammar-backend": "none",
-        "disable-cuda-graph": True, "disable-overlap-schedule": True, "max-total-tokens": 20000,
-        "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
-    },
-    "env": {"OMP_NUM_THREADS": "1"},
+    "preset": "cpu",
     "health_timeout_s": 5.0,
     "load_timeout_s": 60,
 }  # fmt: skip

@@ -299,6 +299,49 @@ def test_the_kind_of_logprobs_is_said_once(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, env % ("1", "")), [], {}).engine.logprob_kind == "original"
 
 
+@pytest.mark.parametrize(
+    ("nvidia", "visible", "overrides", "preset"),
+    [
+        (False, None, [], "cpu"),
+        (True, None, [], "cuda"),
+        (True, "", [], "cpu"),
+        (False, None, ["trainer.device=cuda:0"], "cuda"),
+        (True, None, ["engine.preset=cpu"], "cpu"),
+        (True, None, ["engine.url=http://10.0.0.1:30000"], None),
+    ],
+)
+def test_the_preset_of_the_engine_is_that_of_the_machine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nvidia: bool,
+    visible: str | None,
+    overrides: list[str],
+    preset: str | None,
+) -> None:
+    (tmp_path / "nvidia0").touch() if nvidia else None
+    monkeypatch.setattr("penstock.config.engine._DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    config = load_config(write(tmp_path), overrides, {})
+
+    assert config.engine.preset == preset
+    # A machine that resumes the run may be another one.
+    save_resolved(config, tmp_path / "saved.yaml")
+    saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())["engine"]
+    assert ("preset" in saved) is ("engine.preset=cpu" in overrides)
+
+
+def test_arguments_and_variables_override_those_of_the_preset(tmp_path: Path) -> None:
+    given = "engine: {preset: cpu, args: {mem_fraction_static: 0.5}, env: {OMP_NUM_THREADS: '4'}}\n"
+    engine = load_config(write(tmp_path, given), [], {}).engine
+
+    assert engine.server_args["mem-fraction-static"] == 0.5
+    assert engine.server_args["device"] == "cpu"
+    assert engine.server_env == {"OMP_NUM_THREADS": "4"}
+
+
 def test_an_external_engine_takes_nothing_that_is_for_a_spawned_one(tmp_path: Path) -> None:
     url = "engine: {url: 'http://10.0.0.1:30000'"
     said = refused(write(tmp_path, url + ", args: {tp-size: 2}, env: {A: b}}\n"))
