@@ -8,7 +8,7 @@ user code, so it can always act. Orphans become its children (a subreaper). If t
 the kept process, and the owner adopts the rest if it is a subreaper.
 
 ``keep`` forks the keeper and the kept process off the caller, which becomes the owner. ``python -I -S keeper.py PIPE
-COMMAND`` runs a command. Linux only; imports nothing heavy.
+ENDS_STOPPED COMMAND`` runs a command. Linux only; imports nothing heavy.
 """
 
 import contextlib
@@ -64,9 +64,13 @@ def adopt_orphans() -> None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def command(pipe: int, argv: list[str]) -> list[str]:
-    """Return argv of a keeper of a command, which must inherit the read end of a pipe."""
-    return [sys.executable, "-I", "-S", __file__, str(pipe), *argv]
+def command(pipe: int, argv: list[str], *, ends_stopped: bool = False) -> list[str]:
+    """Return argv of a keeper of a command, which must inherit the read end of a pipe.
+
+    Args:
+        ends_stopped: kill the command if it is stopped (SIGSTOP), because nothing would continue it.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(pipe), str(int(ends_stopped)), *argv]
 
 
 def started_pid() -> int:
@@ -123,15 +127,18 @@ def _fork(pipe: int) -> int:
     return pid
 
 
-def _attend(pid: int, pipe: int, owner: int, limit_s: float, on_kill: Callable[[], object]) -> int:
+def _attend(
+    pid: int, pipe: int, owner: int, limit_s: float, on_kill: Callable[[], object], *, ends_stopped: bool = False
+) -> int:
     """Forward signals until the kept process ends or has to; return its wait status. Reaps orphans."""
+    options = os.WNOHANG | (os.WUNTRACED if ends_stopped else 0)
     poll, count, deadline = select.poll(), 0, math.inf
     poll.register(pipe, select.POLLIN)
     poll.register(os.pidfd_open(pid), select.POLLIN)
     while time.monotonic() < deadline:
         ready = [fd for fd, _ in poll.poll(CHECK_MS)]
         message = os.read(pipe, 64) if pipe in ready else None
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        while (ended := os.waitpid(-1, options))[0]:
             if ended[0] == pid:
                 return ended[1]
         # A fork of the owner may hold the pipe.
@@ -170,6 +177,8 @@ def _children() -> list[int]:
 def _end_with(status: int) -> NoReturn:
     """Kill all descendants and end as the process with this wait status did."""
     _kill_children()
+    if os.WIFSTOPPED(status):
+        os._exit(128 + os.WSTOPSIG(status))
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -183,14 +192,14 @@ def _end_with(status: int) -> NoReturn:
 
 def main() -> None:
     """Keep a command running; end as it ends. SIGTERM kills it."""
-    pipe, command, owner = int(sys.argv[1]), sys.argv[2:], os.getppid()
+    pipe, ends_stopped, command, owner = int(sys.argv[1]), sys.argv[2] == "1", sys.argv[3:], os.getppid()
     signal.signal(signal.SIGTERM, lambda *_: _end_with(signal.SIGKILL))
     if pid := _fork(pipe):
         for number in (signal.SIGINT, HURRY):
             signal.signal(number, signal.SIG_IGN)
         for file in (0, 1):
             os.close(file)  # the reader of its output sees the end when the command ends
-        _end_with(_attend(pid, pipe, owner, 0.0, bool))
+        _end_with(_attend(pid, pipe, owner, 0.0, bool, ends_stopped=ends_stopped))
     try:
         os.setsid()
         os.execvp(command[0], command)

@@ -25,6 +25,7 @@ TWICE = "ended its process twice: it "
 #: Reward -> what the dead letter says.
 HARMFUL = {
     "kills_itself": TWICE + "ended by signal SIGKILL",
+    "stops_itself": TWICE + "ended by signal SIGSTOP",
     "closes_files": TWICE + "ended by exit code",
     "limits_files": "PermissionError: other rewards share this process",
     "limits_recursion": "PermissionError: other rewards share this process",

@@ -150,7 +150,7 @@ class _Child:
         pipe, life = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *keeper.command(pipe, python_command("penstock.workers.rewards.child.serve")),
+                *keeper.command(pipe, python_command("penstock.workers.rewards.child.serve"), ends_stopped=True),
                 env=python_environment(os.environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
