@@ -36,7 +36,7 @@ from penstock.records.causes import (
 )
 
 #: Kinds of parts without which a run stalls -> prefix of their waits.
-_PARTS = ("producer", "buffer")
+_PARTS = ("producer", "buffer", "gateway")
 
 
 def silences(state: Mapping[str, Any]) -> Iterator[tuple[str, PartSilent, float]]:

@@ -199,6 +199,7 @@ def test_I8_a_silent_component_is_reported_first_and_its_old_waits_are_not() -> 
     [
         ("producer", {"parts": [{**PRODUCER, "age_s": 6.0}, BUFFER]}),
         ("buffer", {"parts": [PRODUCER, {**BUFFER, "age_s": 6.0}]}),
+        ("gateway", {"parts": [PRODUCER, BUFFER, {**PRODUCER, "part": "gateway", "age_s": 6.0}]}),
         ("trainer:actor", {"subs": [{"name": "actor", "driving": 1, "owned": True, "silent_s": 6.0}]}),
     ],
 )
