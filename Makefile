@@ -81,14 +81,14 @@ examples: setup bubblewrap
 several: setup
 	@examples/several/run.sh $(ARGS)
 
-unit: venv
+unit: venv bubblewrap
 	@.venv/bin/pytest tests/unit -q $(ARGS)
 
 # What `make test` leaves to `make test-wide`: programs of others, and what takes minutes.
 WIDE = tests/wide tests/chaos/launched tests/integration/test_benchmarks.py tests/integration/test_jail.py \
 	tests/integration/test_real_judge.py
 
-test: setup
+test: setup bubblewrap
 	@.venv/bin/pytest tests --ignore tests/release $(WIDE:%=--ignore %) --ignore tests/chaos/test_defects.py \
 		-n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 

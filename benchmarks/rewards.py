@@ -40,7 +40,7 @@ from penstock.records.keys import Keys
 from penstock.records.sample import Sample
 from penstock.redis.connect import connect
 from penstock.workers.rewards.allowed import allowed_rewards
-from penstock.workers.rewards.jail.probe import check_jail
+from penstock.workers.rewards.jail.detect import check_jail
 from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.pool.client import Checks
@@ -64,7 +64,7 @@ _QUESTIONS = {
 }
 _QUESTION = Question(_TEXT, "34", "34")
 _LIMIT_S = 5.0
-_JAILS = ("none", "bwrap", "namespaces", "filters")
+_JAILS = ("none", "bwrap", "filters")
 #: As ``make bubblewrap`` unpacks it.
 _BUBBLEWRAP = Path(".bubblewrap/usr/bin").absolute()
 #: Tokens of samples whose rewards' CPU time is measured, and how many are computed at once.

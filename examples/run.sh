@@ -13,6 +13,7 @@ fi
 if [ -x "examples/$name/run.sh" ]; then
   exec "examples/$name/run.sh" "$@"
 fi
+PATH=$PATH:$PWD/.bubblewrap/usr/bin
 rm -rf "runs/$name"
 "$python" -m penstock.cli run "examples/$name/run.yaml" "$@"
 "$python" examples/measure.py "$name" "runs/$name/summary.json"

@@ -14,6 +14,9 @@ from tests.integration.servers import BOTH, NAMES, VARIABLE, choose_server
 
 __all__ = ["client", "keys", "redis_server"]
 
+#: What `make bubblewrap` unpacks, for machines that have no bwrap.
+os.environ["PATH"] += f"{os.pathsep}{Path(__file__).parents[1] / '.bubblewrap/usr/bin'}"
+
 pytest_plugins = ["tests.never_ending", "tests.plain_reports"]
 
 

@@ -10,6 +10,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from penstock.config import RewardConfig
+from penstock.errors import ConfigError
+from penstock.workers.rewards.jail.detect import check_jail
+
 
 def need(program: str, target: str = "") -> None:
     """Skip, or fail in CI, where ``program`` is not there; ``make target`` brings it, or nothing of ours does."""
@@ -24,6 +28,14 @@ def module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as exc:
         lack(f"{name} is missing ({exc}): run make setup")
+
+
+def need_jail() -> None:
+    """Skip, or fail in CI, where no jail holds: for root, the interpreter of tests may be readable by root alone."""
+    try:
+        check_jail(RewardConfig())
+    except ConfigError as exc:
+        lack(f"{exc} Or run make bubblewrap.")
 
 
 def lack(lacking: str) -> NoReturn:

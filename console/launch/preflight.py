@@ -24,7 +24,7 @@ from penstock.system.extras import check_installed
 from penstock.text import redact
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.frozen import check_ids
-from penstock.workers.rewards.jail.probe import check_jail
+from penstock.workers.rewards.jail.detect import check_jail
 from penstock.workers.rewards.kinds.registry import check_packages, needs_jail
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"

@@ -247,7 +247,7 @@ def look_at_packages(config: Config) -> Iterator[Finding]:
 def look_at_jail(config: Config) -> Iterator[Finding]:
     """Report the jail for programs of answers; nothing if no reward runs one. Blocks for a second."""
     from penstock.console.launch.preflight import runs_programs
-    from penstock.workers.rewards.jail.probe import check_jail
+    from penstock.workers.rewards.jail.detect import check_jail
 
     if not runs_programs(config):
         return

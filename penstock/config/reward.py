@@ -19,14 +19,14 @@ def _absolute(path: str) -> str:
 class JailConfig(Section):
     """The jail: where programs written by a model run."""
 
-    #: auto: the first of bwrap, namespaces and filters (docs/rewards.md) that holds on this machine, which is tried
-    #: before it is used; where none holds the start is refused. One of them: that one, or the start is refused.
+    #: auto: bwrap if it holds on this machine, else filters (docs/rewards.md), each tried before it is used; where
+    #: none holds the start is refused. One of them: that one, or the start is refused.
     #: none: no jail; answers may do what the worker's user may. sandbox: the service at ``url``.
-    kind: Literal["auto", "bwrap", "namespaces", "filters", "none", "sandbox"] = "auto"
+    kind: Literal["auto", "bwrap", "filters", "none", "sandbox"] = "auto"
     #: Address of a service with SandboxFusion's API (``POST /run_code``), which isolates programs. Of the limits below
     #: it gets the memory; output is bounded here.
     url: str | None = None
-    #: Address space of a process in bytes; where a cgroup may be made, also the memory of all of them together.
+    #: Address space of each process in bytes.
     memory_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
     #: Most processes and threads.
     processes: Positive = 16

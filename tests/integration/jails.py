@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from penstock.config.reward import JailConfig
-from penstock.workers.rewards.jail.backends import WARDENS
+from penstock.workers.rewards.jail.backends import BACKENDS, walls
 from penstock.workers.rewards.jail.jail import Jail
-from penstock.workers.rewards.jail.mounts import walls
 from penstock.workers.rewards.jail.task import Ended, Limits, Task
 from tests.missing import lack
 
@@ -56,8 +55,8 @@ def interpreter(who: str) -> str | None:
 def need_kernel(kind: str, who: str) -> None:
     """Skip where the kernel, or the container around, gives this user nothing to make such a jail of."""
     if kind == "filters":
-        (warden,) = [one for one in WARDENS if one.name == kind]
-        if lacking := warden.lack():
+        (backend,) = [one for one in BACKENDS if one.name == kind]
+        if lacking := backend.lack():
             pytest.skip(f"no jail of filters can be made here: {lacking}")
         return
     user = ["--user", "--map-root-user"] if who == "plain" else []
@@ -78,8 +77,8 @@ class Tried:
         python = interpreter("plain" if kind == "filters" else who)
         built = walls(python, readable)
         built = replace(built, interpreter=(*built.interpreter[:-1], "-X", self.mark, "-c"))
-        (warden,) = [one for one in WARDENS if one.name == kind]
-        self.jail = Jail(warden, built, Limits.of(LIMITS, TEST_S))
+        (backend,) = [one for one in BACKENDS if one.name == kind]
+        self.jail = Jail(backend, built, Limits.of(LIMITS, TEST_S))
 
     def run(self, code: str, stdin: Any = "", **about: Any) -> Ended:
         """Run a program; blocks until it has ended. Nothing of it is left, or this raises AssertionError."""
@@ -89,10 +88,7 @@ class Tried:
         return ended
 
     def _run(self, task: Task) -> Ended:
-        try:
-            return self.jail.run(task)
-        finally:
-            self.jail.close()
+        return self.jail.run(task)
 
     def left(self) -> list[str]:
         """Command lines of its processes that live, on the whole machine."""

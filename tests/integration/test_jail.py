@@ -5,6 +5,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.redis.server import RedisServer
 from penstock.workers.rewards.jail import backends, detect
-from penstock.workers.rewards.jail.backends import NO_WARDEN, WARDENS
+from penstock.workers.rewards.jail.backends import BACKENDS, NO_BACKEND, walls
 from penstock.workers.rewards.jail.jail import Jail, JailError
-from penstock.workers.rewards.jail.mounts import walls
 from penstock.workers.rewards.jail.task import End, Limits, Task
-from tests.integration.jails import LIMITS, TEST_S, Tried, bwrap_on_path, need_kernel
+from tests.integration.jails import LIMITS, TEST_S, Tried, bwrap_on_path, interpreter, need_kernel
 
 SECRET = "a password in the environment of a worker"
 
@@ -90,6 +90,8 @@ tried("changed root", lambda: os.chroot("/tmp") is None)
 tried("raised a limit", lambda: __import__("resource").setrlimit(7, (4096, 4096)) is None)
 tried("raised its memory", lambda: __import__("resource").setrlimit(9, (1 << 40, 1 << 40)) is None)
 tried("used io_uring", lambda: libc.syscall(425, 1, ctypes.create_string_buffer(120)) >= 0)
+tried("used memory of no process", lambda: os.memfd_create("x") >= 0)
+tried("used memory of System V", lambda: libc.shmget(0, 1 << 30, 0o1600) >= 0 or None)
 tried("used bpf", lambda: libc.syscall({"x86_64": 321}.get(os.uname().machine, 280), 5, None, 0) >= 0)
 def is_open(one):
     try:
@@ -101,7 +103,7 @@ print(json.dumps(done))
 """
 
 
-@pytest.fixture(params=[one.name for one in WARDENS])
+@pytest.fixture(params=[one.name for one in BACKENDS])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -235,13 +237,15 @@ def reward(kind: str, **jail: Any) -> RewardConfig:
 
 
 def test_the_first_that_holds_is_taken_and_says_what_it_is(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_kernel("namespaces", "root" if os.geteuid() == 0 else "plain")
+    need_kernel("bwrap", "root" if os.geteuid() == 0 else "plain")
+    need_kernel("filters", "plain")
     with bwrap_on_path(open_folder, monkeypatch):
         detect._found.cache_clear()
         assert detect.find_jail(reward("auto")).describe().startswith("bwrap: namespaces by bubblewrap")
     monkeypatch.setenv("PATH", "/nowhere")
     detect._found.cache_clear()
-    assert detect.find_jail(reward("auto")).describe().startswith("namespaces: ")
+    others = RewardConfig(jail={"kind": "auto"}, code={"python": interpreter("plain")})
+    assert detect.find_jail(others).describe().startswith("filters: ")
     with pytest.raises(ConfigError, match="bwrap: the program bwrap is not installed"):
         detect.find_jail(reward("bwrap"))
     assert detect.find_jail(reward("none")).describe().startswith("none: no isolation")
@@ -253,10 +257,10 @@ def test_the_first_that_holds_is_taken_and_says_what_it_is(open_folder: Path, mo
 def test_a_jail_that_is_not_tight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is believed because it could be made."""
 
-    class Open(backends.NoWarden):
+    class Open(backends.NoBackend):
         name = "bwrap"
 
-    monkeypatch.setattr(detect, "WARDENS", (Open(),))
+    monkeypatch.setattr(detect, "BACKENDS", (Open(),))
     detect._found.cache_clear()
     with pytest.raises(ConfigError, match=r"it is not tight: .*it reads files of ours.*it connects to this machine"):
         detect.find_jail(reward("auto"))
@@ -264,7 +268,7 @@ def test_a_jail_that_is_not_tight_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_jail_that_cannot_be_made_is_no_answers_fault() -> None:
-    jail = Jail(NO_WARDEN, walls(None, []), Limits(TEST_S, 1024**2, 8, 1024**2, 10_000))
-    with pytest.raises(JailError):
+    without = replace(walls(None, []), interpreter=("/no/such/python", "-c"))
+    jail = Jail(NO_BACKEND, without, Limits.of(LIMITS, TEST_S))
+    with pytest.raises(JailError, match="/no/such/python"):
         jail.run(Task("print(1)"))
-    jail.close()

@@ -41,6 +41,7 @@ from tests.integration.processes import open_pidfds, wait_gone
 from tests.integration.saved import saved
 from tests.integration.worker_play import admit, all_in, job, metas, states, working
 from tests.integration.worker_play import until as until_
+from tests.missing import need_jail
 
 PARTS = "tests.integration.verifier_parts"
 NAMES = ("length", "alength", "seen", "detailed", "fraction", "numpy_bool", "keyless", "not_a_number", "text", "raises",
@@ -381,6 +382,7 @@ def _rewards_wait(client: redis.Redis, keys: Keys) -> Cause | None:
 async def test_T11_the_pool_runs_programs_of_answers_in_a_jail(
     client: redis.Redis, keys: Keys, verifying: Callable[..., Config], start: Callable[[Config], Pool]
 ) -> None:
+    need_jail()
     config = verifying(function="code", timeout_s=200.0, code={"total_s": 100.0})
     pool = start(config)
     label = json.dumps({"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]})

@@ -15,6 +15,7 @@ from penstock import Observation
 from penstock.config.load import load_config
 from penstock.workers.agents.chat import ChatTemplate
 from penstock.workers.agents.tool_environment import schema_of
+from tests.missing import need_jail
 from tests.unit.example_parts import EXAMPLES, load
 
 TOOLS = {"calculator": environments.calc, "programs": environments.run, "search": environments.find}
@@ -102,12 +103,15 @@ def test_only_short_calculations_are_calculated(text: str) -> None:
 
 
 def test_programs_run_in_a_jail() -> None:
+    need_jail()
     assert output_of("print(37**4)") == "1874161"
     assert output_of("print(1/0)") == "ZeroDivisionError: division by zero"
     assert output_of("open('/etc/passwd')").startswith(("FileNotFoundError", "PermissionError"))
 
 
 def test_a_cancelled_program_leaves_no_answer_to_the_next() -> None:
+    need_jail()
+
     async def cancel_one() -> str:
         programs = Programs()
         assert await programs.run("print(1)") == "1"

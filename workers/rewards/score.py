@@ -35,7 +35,7 @@ from penstock.workers.rewards.allowed import import_reward
 from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
 from penstock.workers.rewards.child.client import RewardProcess
 from penstock.workers.rewards.group_reward import GroupReward
-from penstock.workers.rewards.jail.probe import check_jail
+from penstock.workers.rewards.jail.detect import check_jail
 from penstock.workers.rewards.judges import Judges, takes_judges
 from penstock.workers.rewards.kinds.boxed import last_box
 from penstock.workers.rewards.kinds.kind import Kind, Question

@@ -1,21 +1,28 @@
-"""Find the jail of this machine. Each backend is probed with escape attempts before it is used."""
+"""Find the jail of this machine. Each backend is probed with escape attempts before it is used.
+
+``python -m penstock.workers.rewards.jail.detect CONFIG`` prints the result as JSON.
+"""
 
 import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 
 from penstock.config.reward import JailConfig, RewardConfig
 from penstock.errors import ConfigError
-from penstock.workers.rewards.jail.backends import NO_WARDEN, WARDENS, Warden
+from penstock.system.processes import python_command, python_environment
+from penstock.workers.rewards.jail.backends import BACKENDS, NO_BACKEND, Backend, walls
 from penstock.workers.rewards.jail.jail import Jail, JailError
-from penstock.workers.rewards.jail.mounts import walls
 from penstock.workers.rewards.jail.sandbox import Sandbox
 from penstock.workers.rewards.jail.task import Limits, Task
 
+#: Longest wait for the result, even on a busy machine.
+_ASK_S = 300
 #: Probe program: prints the forbidden actions that succeeded.
 _PROBE = """
 import json, os, socket, sys
@@ -88,28 +95,60 @@ def _found(jail: str, python: str | None, test_s: float) -> Jail | Sandbox:
     if config.url is not None:
         return Sandbox(config.url, limits)
     if config.kind == "none":
-        return Jail(NO_WARDEN, built, limits)
+        return Jail(NO_BACKEND, built, limits)
     why = {}
-    for warden in WARDENS:
-        if config.kind in ("auto", warden.name):
-            why[warden.name] = reason = _why_not(warden, Jail(warden, built, limits))
+    for backend in BACKENDS:
+        if config.kind in ("auto", backend.name):
+            why[backend.name] = reason = _why_not(backend, Jail(backend, built, limits))
             if not reason:
-                return Jail(warden, built, limits)
+                return Jail(backend, built, limits)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in why.items())
     raise ConfigError(
         f"reward.jail.kind {config.kind}: no jail for programs of answers holds on this machine ({reasons}). Install "
-        "bubblewrap, allow namespaces, or use an interpreter that every user can read (reward.code.python); "
+        "bubblewrap, or use an interpreter that every user can read (reward.code.python); "
         "reward.jail.kind none runs them without a jail."
     )
 
 
-def _why_not(warden: Warden, jail: Jail) -> str:
-    if lack := warden.lack():
+def _why_not(backend: Backend, jail: Jail) -> str:
+    if lack := backend.lack():
         return lack
     try:
         holes = _holes(jail)
     except (JailError, OSError) as exc:
         return str(exc)
-    finally:
-        jail.close()
     return f"it is not tight: {', '.join(holes)}" if holes else ""
+
+
+def check_jail(config: RewardConfig) -> str:
+    """Describe the jail for programs of answers on this machine, from a process of its own: it forks, which a process
+    with threads must not. Blocks for about a second.
+
+    Raises:
+        ConfigError: no jail that the configuration allows works here.
+    """
+    command = python_command("penstock.workers.rewards.jail.detect", config.model_dump_json(include={"code", "jail"}))
+    try:
+        done = subprocess.run(
+            command, env=python_environment(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_ASK_S, check=True,
+        )  # fmt: skip
+    except subprocess.SubprocessError as exc:
+        raise ConfigError(f"reward.jail: failed to find out whether this machine has a jail ({exc}).") from exc
+    found = json.loads(done.stdout)
+    if "error" in found:
+        raise ConfigError(found["error"])
+    return str(found["jail"])
+
+
+def main(config: RewardConfig) -> None:
+    """Print the result."""
+    try:
+        found = {"jail": find_jail(config).describe()}
+    except ConfigError as exc:
+        found = {"error": str(exc)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(RewardConfig.model_validate_json(sys.argv[1]))

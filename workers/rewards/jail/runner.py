@@ -1,7 +1,8 @@
 """Set the limits of a jailed process, then run one program written by a model.
 
-Passed to a bare interpreter as text, so it imports only Python's library. One JSON map comes on stdin. The process
-holds no secrets, and its output is not trusted: what the program prints, or its function returns, is compared outside.
+Passed to a bare interpreter as text, so it imports only Python's library. One JSON map comes on stdin, its size before
+it, and then the program's input. The process holds no secrets, and its output is not trusted: what the program prints,
+or its function returns, is compared outside.
 """
 
 import contextlib
@@ -28,15 +29,23 @@ MODULES = ("math", "re", "string", "random", "collections", "itertools", "functo
 
 def main() -> None:
     """Run the task on stdin."""
-    task = json.loads(sys.stdin.buffer.read())
+    task = json.loads(read(int(read(16))))
     become(task["user"])
     for name, value in task["limits"].items():
         limit(getattr(resource, name), value)
     os.write(2, b"ready\n")
     if task["function"] is None:
-        run(task["code"], task["stdin"])
+        run(task["code"])
     else:
         call(task["code"], task["function"], task["arguments"])
+
+
+def read(size: int) -> bytes:
+    """Read so many bytes from stdin, and no more."""
+    found = b""
+    while len(found) < size and (piece := os.read(0, size - len(found))):
+        found += piece
+    return found
 
 
 def become(user: int | None) -> None:
@@ -54,14 +63,8 @@ def limit(number: int, value: int) -> None:
     resource.setrlimit(number, (value, value))
 
 
-def run(code: str, stdin: str) -> None:
-    """Run the program as ``__main__``, with its input on stdin."""
-    file = os.memfd_create("stdin")
-    with open(file, "wb", closefd=False) as writing:
-        writing.write(stdin.encode(errors="surrogatepass"))
-    os.lseek(file, 0, os.SEEK_SET)
-    os.dup2(file, 0)
-    os.close(file)
+def run(code: str) -> None:
+    """Run the program as ``__main__``, with the rest of stdin as its input."""
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.argv = ["answer.py"]
     module = types.ModuleType("__main__")

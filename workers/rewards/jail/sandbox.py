@@ -8,14 +8,12 @@ import math
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from penstock.text import format_exc, redact, safe_repr
 from penstock.workers.rewards.jail.jail import JailError
-from penstock.workers.rewards.jail.task import End, Ended, Limits, Task
+from penstock.workers.rewards.jail.task import RUNNER, End, Ended, Limits, Task, to_stdin
 
-_RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 #: Attempts while the service is busy or unreachable, and the pause before the second; it doubles.
 _ATTEMPTS, _PAUSE_S = 4, 0.5
 #: Time beside the program's own: to start it, and for the answer to arrive.
@@ -51,9 +49,6 @@ class Sandbox:
         """Return where programs run, for people."""
         return f"sandbox: the service at {redact(self._url)}"
 
-    def close(self) -> None:
-        """Do nothing: no connection is kept."""
-
     def run(self, task: Task, *, test_s: float | None = None) -> Ended:
         """Run a program and return how it ended. Blocks for its time, and while the service is busy.
 
@@ -64,11 +59,10 @@ class Sandbox:
             JailError: the service cannot run it.
         """
         limit_s = min(self._limits.test_s, math.inf if test_s is None else test_s)
-        given: dict[str, Any] = {"user": None, "limits": {}, "code": task.code, "stdin": task.stdin}
         body = {
-            "code": _RUNNER,
+            "code": RUNNER,
             "language": "python",
-            "stdin": json.dumps({**given, "function": task.function, "arguments": task.arguments}),
+            "stdin": to_stdin(task, {}, None).decode(errors="replace"),
             "run_timeout": limit_s + _START_S,
             "memory_limit_MB": self._limits.memory_bytes // 2**20,
         }

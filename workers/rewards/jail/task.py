@@ -1,17 +1,22 @@
 """A program to run in a jail, its limits, and its result."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from penstock.config.reward import JailConfig
+
+#: Program that the interpreter in a jail runs.
+RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     #: Time in seconds, without the wait for a free core.
     test_s: float
-    #: Address space of each process; with a cgroup, memory of all of them.
+    #: Address space of each process.
     memory_bytes: int
     #: Processes and threads.
     processes: int
@@ -34,6 +39,13 @@ class Task:
     #: Function to call; its return value is the output, as JSON. None: the program runs by itself.
     function: str | None = None
     arguments: tuple[Any, ...] = ()
+
+
+def to_stdin(task: Task, limits: dict[str, int], user: int | None) -> bytes:
+    """Return what the runner reads: the size of a JSON map, the map, and the program's own input."""
+    about = {"code": task.code, "function": task.function, "arguments": task.arguments, "limits": limits, "user": user}
+    text = json.dumps(about).encode()
+    return b"%16d" % len(text) + text + task.stdin.encode(errors="surrogatepass")
 
 
 class End(StrEnum):

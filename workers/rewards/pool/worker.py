@@ -263,9 +263,4 @@ def _checked(kind: Kind, sample: Sample, config: RewardConfig) -> Any:
     question = Question.of(sample)
     workshop = Workshop(config.code, find_jail(config)) if kind.needs_jail else None
     question = replace(question, text=question.text[-processes.MAX_TEXT :])
-    try:
-        value = processes.check(kind, question, config.check_cpu_s, workshop)
-    finally:
-        if workshop is not None:
-            workshop.jail.close()
-    return keyed(value, config.key)
+    return keyed(processes.check(kind, question, config.check_cpu_s, workshop), config.key)

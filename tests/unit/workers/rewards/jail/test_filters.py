@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workers.rewards.jail import libc, seccomp
+from penstock.workers.rewards.jail import filters
 
 HEADERS = {
     "x86_64": ["/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"],
@@ -21,9 +21,9 @@ def test_numbers_of_calls_are_the_kernels(machine: str, monkeypatch: pytest.Monk
     if header is None:
         pytest.skip(f"the kernel's headers for {machine} are not installed")
     known = {name: int(number) for name, number in _DEFINED.findall(header.read_text())}
-    monkeypatch.setattr(libc, "machine", lambda: machine)
+    monkeypatch.setattr(filters, "machine", lambda: machine)
 
-    ours = seccomp.calls(strict=True)
+    ours = filters.calls(strict=True)
 
     # Headers may be older than a call.
     assert {name: number for name, number in ours.items() if name in known and known[name] != number} == {}
@@ -36,8 +36,8 @@ def test_numbers_of_calls_are_the_kernels(machine: str, monkeypatch: pytest.Monk
 def test_each_jump_of_the_filter_stays_in_it(
     machine: str, strict_for: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libc, "machine", lambda: machine)
-    program = seccomp.program(strict_for=strict_for)
+    monkeypatch.setattr(filters, "machine", lambda: machine)
+    program = filters.program(strict_for=strict_for)
     lines = list(struct.iter_unpack("HBBI", program))
     assert len(lines) < 4096, "what the kernel takes"
     for at, (_, if_true, if_false, _) in enumerate(lines):
@@ -46,5 +46,5 @@ def test_each_jump_of_the_filter_stays_in_it(
 
 
 def test_a_machine_whose_calls_are_not_known_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libc, "machine", lambda: "riscv64")
-    assert not seccomp.is_known()
+    monkeypatch.setattr(filters, "machine", lambda: "riscv64")
+    assert not filters.is_known()
