@@ -82,11 +82,11 @@ class RewardProcess:
             message = f"sample {sample.id}: it cannot be sent to the process of rewards: {format_exc(exc)}."
             raise RewardError(JobFailure.REWARD_RAISED, message) from exc
         try:
-            return self._value(await self._shared(question))
+            return (await self._shared(question)).result(self._key)
         except _Died:
             pass
         try:
-            return self._value(await self._alone(question))
+            return (await self._alone(question)).result(self._key)
         except _Died as exc:
             message = f"sample {sample.id}: reward {name} ended its process twice: it {exc}."
             raise RewardError(JobFailure.REWARD_RAISED, message) from exc
@@ -118,15 +118,6 @@ class RewardProcess:
             self._child = await _Child.start(self._settings)
         await self._child.ready()
         return self._child
-
-    def _value(self, verdict: Verdict) -> dict[str, Any]:
-        if verdict.outcome:
-            raise RewardError(verdict.outcome, verdict.error)
-        if verdict.reward is None:
-            raised = Raised(verdict.error)
-            raised.add_note(verdict.trace)
-            raise raised
-        return {**verdict.info, self._key: verdict.reward}
 
 
 class _Child:

@@ -14,13 +14,12 @@ from penstock.records.codec import MAX_RECORD_BYTES, unpack
 from penstock.records.job import JobFailure
 from penstock.records.sample import Sample
 from penstock.system.user_code import bounded, run_through, staying_alive
-from penstock.text import user_trace_of
 from penstock.workers.rewards.allowed import import_reward
 from penstock.workers.rewards.calls import awaiting
 from penstock.workers.rewards.child.wire import frame, read_frame, read_question, verdict_to_bytes
 from penstock.workers.rewards.judges import Judges
-from penstock.workers.rewards.outcomes import number_of, too_long, words
-from penstock.workers.rewards.pool.wire import MAX_TRACE, Verdict
+from penstock.workers.rewards.outcomes import number_of, too_long
+from penstock.workers.rewards.pool.wire import Verdict
 
 #: Most bytes that are read ahead.
 LIMIT_BYTES = 1024 * 1024
@@ -114,7 +113,7 @@ class _Server:
         except RewardError as exc:
             return Verdict(outcome=exc.outcome, error=str(exc))
         except Exception as exc:
-            return Verdict(error=words(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
+            return Verdict.raised(exc)
         return Verdict(reward=reward, info=info)
 
 

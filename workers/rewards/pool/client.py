@@ -13,12 +13,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+from redis.exceptions import RedisError
+from rq import Queue
+from rq.command import send_command
+from rq.job import Job as RqJob
+from rq.serializers import JSONSerializer
+
 from penstock.config import Config
-from penstock.errors import ConfigError, PenstockError, ProtocolError, RewardError
+from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull, RewardError
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.waits import Waiting
 from penstock.records.causes import Cause, ChecksRunning, NoVerifiers, VerifiersBusy
@@ -26,13 +33,13 @@ from penstock.records.codec import name_shown
 from penstock.records.job import JobFailure
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
-from penstock.redis.commands import AsyncClient
-from penstock.redis.control import AsyncControl
+from penstock.redis.commands import AsyncClient, Client
+from penstock.redis.connect import as_redis
+from penstock.redis.control import AsyncControl, Control
 from penstock.text import safe_repr
 from penstock.workers.rewards.allowed import allowed_rewards
-from penstock.workers.rewards.outcomes import Raised, too_long
-from penstock.workers.rewards.pool.check_queue import ASKER_TTL_S, CheckQueue
-from penstock.workers.rewards.pool.wire import DIED, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
+from penstock.workers.rewards.outcomes import too_long
+from penstock.workers.rewards.pool.wire import ENTRY, STARTED, VERDICT, Verdict, sample_to_json
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +53,16 @@ LOST_S = 10.0
 LOOKED_FOR = 16
 #: Longest wait for withdrawals on close.
 CLOSE_S = 5.0
+#: Verifiers skip checks of a worker that did not renew its key for this long.
+ASKER_TTL_S = 60
+#: A check queued for longer is dropped by rq, and then enqueued again.
+QUEUED_TTL_S = 24 * 3600
+#: rq's own time limit, for checks whose worker is gone: this much longer than ours.
+SLACK_S = 5.0
+#: How long rq remembers a failed check.
+FAILURE_TTL_S = 10
+#: Pause before writing to a full Redis is retried.
+FULL_S = 1.0
 
 
 class _Check:
@@ -94,9 +111,12 @@ class Checks:
         self._open: dict[str, _Check] = {}
         #: Presence of verifiers by name, and when (monotonic) it last changed.
         self._seen: dict[str, tuple[bytes, float]] = {}
-        self._control = AsyncControl(config.redis.url)
-        self._reader = AsyncControl(config.redis.url, block_s=BLOCK_S)
-        self._queue = CheckQueue(config.redis.url, keys, asker, self.config.timeout_s, waiting)
+        self._control = AsyncControl(config.redis.url, block_s=BLOCK_S)
+        # rq has no asyncio; one thread, so that a withdrawal follows its check.
+        self._sync = Control(config.redis.url, stopped=lambda: self._closed)
+        self._thread = ThreadPoolExecutor(1, "checks")
+        self._queue = Queue(keys.checks, connection=as_redis(self._sync.client), serializer=JSONSerializer)
+        self._withdrawals: set[asyncio.Future[None]] = set()
 
     def asking(self, name: str) -> Callable[[Sample], Awaitable[Any]]:
         """Return reward ``name`` as a function that calls the pool. Raises ConfigError if it is not allowed."""
@@ -120,11 +140,11 @@ class Checks:
             RewardError: reward_timeout, reward_not_a_number, reward_too_large, reward_raised (metadata cannot be JSON).
             Raised: the reward raised, or its verifier died.
         """
-        text = self._text(sample, name)
+        text = sample_to_json(sample, self.config.pool.max_bytes)
         check, id_ = _Check(), uuid4().hex
         self._open[id_] = check
         try:
-            await self._queue.put(id_, name, text)
+            await self._put(id_, name, text)
             await check.started.wait()
             async with asyncio.timeout(self.config.timeout_s):
                 verdict = await check.verdict
@@ -136,35 +156,61 @@ class Checks:
             raise
         finally:
             del self._open[id_]
-        return self._answer(verdict, sample)
+        return verdict.result(self.config.key)
 
-    def _text(self, sample: Sample, name: str) -> str:
-        try:
-            return sample_to_json(sample, self.config.pool.max_bytes)
-        except TooLarge as exc:
-            raise RewardError(
-                JobFailure.REWARD_TOO_LARGE, f"sample {sample.id}: it is too large for reward {name}: {exc}."
-            ) from exc
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise RewardError(
-                JobFailure.REWARD_RAISED,
-                f"sample {sample.id}: its metadata or tokens cannot go to the verifier pool as JSON: {exc}.",
-            ) from exc
+    async def _put(self, id_: str, name: str, text: str) -> None:
+        """Enqueue a check; waits while Redis is full."""
 
-    def _answer(self, verdict: Verdict, sample: Sample) -> dict[str, Any]:
-        if verdict.outcome:
-            raise RewardError(verdict.outcome, verdict.error)
-        if verdict.reward is None:
-            raised = Raised(f"raised {verdict.error}")
-            raised.add_note(verdict.trace)
-            raise raised
-        return {**verdict.info, self.config.key: verdict.reward}
+        def enqueue(client: Client) -> None:
+            client.set(self.keys.asker(self.asker), 1, ex=ASKER_TTL_S)
+            self._queue.enqueue_call(
+                ENTRY,
+                args=(self.asker, name, text),
+                job_id=id_,
+                timeout=int(self.config.timeout_s + SLACK_S) + 1,
+                ttl=QUEUED_TTL_S,
+                result_ttl=0,
+                failure_ttl=FAILURE_TTL_S,
+                description=f"{name} for {self.asker}",
+            )
+
+        while True:
+            try:
+                return await self._in_thread(lambda: self._sync.do(enqueue))
+            except QueueFull as exc:
+                self._waiting.blocked_on(exc.cause)
+                await asyncio.sleep(FULL_S)
 
     def _withdraw(self, id_: str, check: _Check) -> None:
+        """Stop a check, or prevent its start. Returns at once: a cancelled caller must not wait."""
         # Cancelling a wait cancels its future.
         if (check.verdict.done() and not check.verdict.cancelled()) or self._closed:
             return
-        self._queue.withdraw(id_)
+        future = asyncio.ensure_future(self._in_thread(lambda: self._withdraw_now(id_)))
+        self._withdrawals.add(future)
+        future.add_done_callback(self._withdrawals.discard)
+
+    def _withdraw_now(self, id_: str) -> None:
+        client, key = self._sync.client, RqJob.key_for(id_)
+        try:
+            # Atomic: a verifier records its name before it checks whether the job still has data.
+            with client.pipeline() as pipe:
+                pipe.hget(key, "worker_name")
+                pipe.hdel(key, "data")
+                verifier, _ = pipe.execute()
+            if verifier:
+                send_command(as_redis(client), verifier.decode(), "stop-job", job_id=id_)
+                return
+            with client.pipeline() as pipe:
+                pipe.lrem(self._queue.key, 1, id_)
+                pipe.delete(key)
+                pipe.execute()
+        except RedisError as exc:
+            # rq's own time limit ends it; its verdict is ignored.
+            log.warning("failed to withdraw an abandoned check: %s", exc)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def run(self) -> None:
         """Receive verdicts, and detect lost checks, until cancelled."""
@@ -176,16 +222,17 @@ class Checks:
         """Withdraw open checks and close the connections; waits for a few seconds at most."""
         if self._closed:
             return
-        await self._queue.settle(CLOSE_S)
+        if self._withdrawals:
+            await asyncio.wait(self._withdrawals, timeout=CLOSE_S)
         self._closed = True
         with suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(CLOSE_S):
                 mine = (self.keys.asker(self.asker), self.keys.verdicts(self.asker))
                 await self._control.do(lambda client: client.unlink(*mine))
         self._waiting.end()
-        self._queue.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._sync.close()
         await self._control.close()
-        await self._reader.close()
 
     async def _listen(self) -> None:
         while True:
@@ -197,7 +244,7 @@ class Checks:
         Read from the beginning: a stream that expired starts again with smaller ids if Redis' clock was ahead before.
         """
         stream = self.keys.verdicts(self.asker)
-        found = await self._reader.do(lambda client: client.xread({stream: "0"}, count=256, block=int(BLOCK_S * 1000)))
+        found = await self._control.do(lambda client: client.xread({stream: "0"}, count=256, block=int(BLOCK_S * 1000)))
         if not found:
             return
         entries = found[0][1]
@@ -213,14 +260,12 @@ class Checks:
             return
         if kind == STARTED:
             check.start(name_shown(body))
-        elif kind == DIED:
-            check.end(Raised(f"was not computed: {name_shown(body)}"))
         elif kind == VERDICT:
             check.end(self._read(body))
 
     def _read(self, body: bytes) -> Verdict | Exception:
         if len(body) > 2 * self.config.pool.max_bytes:
-            return Raised(f"gave a verdict of {len(body)} bytes, more than reward.pool.max_bytes allows")
+            return Verdict(error=f"gave a verdict of {len(body)} bytes, more than reward.pool.max_bytes allows")
         try:
             return Verdict.from_json(body)
         except ProtocolError as exc:
@@ -275,7 +320,7 @@ class Checks:
         elif not check.missing_since:
             check.missing_since = now
         elif now - check.missing_since >= limit_s:
-            check.end(Raised(f"was not computed: {why}"))
+            check.end(Verdict(error=f"was not computed: {why}"))
 
     def _cause(self, queued: int, present: set[str]) -> Cause | None:
         if queued:

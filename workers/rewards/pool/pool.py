@@ -2,8 +2,9 @@
 
     pool ── forks ──> verifier (rq worker) x reward.pool.workers ── forks ──> a process for each check
 
-A verifier that dies is restarted, and its presence is removed at once, so that its check is enqueued again. When the
-pool dies its verifiers die, and their checks with them. SIGTERM lets running checks end; a second one does not.
+A verifier that dies is replaced, and its presence is removed, within a second, so that its check is enqueued again.
+When the pool dies its verifiers die, and their checks with them. SIGTERM lets running checks end; a second one does
+not.
 """
 
 import contextlib
@@ -13,10 +14,10 @@ import os
 import signal
 import socket
 import time
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from redis.exceptions import RedisError
+from rq.worker_pool import WorkerData, WorkerPool
 
 from penstock.config import Config
 from penstock.errors import ConfigError
@@ -32,23 +33,18 @@ from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.system.keeper import END, HURRY, die_with_parent, keep, started_pid
-from penstock.system.restarts import Restarts
 from penstock.workers.rewards.allowed import allowed_rewards, import_reward
 from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.judges import takes_judges
 from penstock.workers.rewards.kinds.kind import Kind
 from penstock.workers.rewards.kinds.registry import check_packages, kind_of, needs_jail
-from penstock.workers.rewards.pool.check_queue import SLACK_S
-from penstock.workers.rewards.pool.metrics import PoolCollector, PoolTally
+from penstock.workers.rewards.pool.client import SLACK_S
+from penstock.workers.rewards.pool.metrics import PoolCollector
 from penstock.workers.rewards.pool.worker import RQ_TTL_S, Function, Verifier
 from penstock.workers.rewards.processes import import_package
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checks of the verifiers, and between two updates of their presence.
-TICK_S, NOTE_S = 0.05, 1.0
-#: Wait before a verifier is restarted a second time; doubles with each death within ``WINDOW_S``.
-BACKOFF_S, MAX_BACKOFF_S, WINDOW_S = 0.2, 5.0, 10.0
 #: Longest wait for Redis if nothing must be blocked.
 REDIS_S = 1.0
 
@@ -87,24 +83,10 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
     return found
 
 
-class _Child:
-    """One verifier of the pool, across restarts."""
+class Verifiers(WorkerPool):
+    """Verifiers on this machine. ``run`` blocks until SIGTERM or SIGINT.
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.name = ""
-        self.process: BaseProcess | None = None
-        self.start_at = 0.0
-        self._restarts = Restarts(BACKOFF_S, MAX_BACKOFF_S, WINDOW_S)
-
-    def plan_restart(self) -> None:
-        """Plan the next start."""
-        self._restarts.note_failure()
-        self.process, self.start_at = None, time.monotonic() + self._restarts.wait_s
-
-
-class Verifiers:
-    """Verifiers on this machine. ``run`` blocks until ``stop``.
+    rq's pool starts them, and replaces those that end, once a second.
 
     Raises:
         ConfigError: a reward cannot be found.
@@ -113,64 +95,88 @@ class Verifiers:
     def __init__(self, config: Config, name: str) -> None:
         if config.redis.url is None:
             raise ConfigError("Verifiers need redis.url: the address of the run's Redis.")
-        self.config, self.name = config, name
+        self.config = config
         self.keys = Keys(config.run)
         self.functions = load_rewards(config)
         with contextlib.closing(Control(config.redis.url)) as control:
             control.call(scripts.check_schema(self.keys))
         self._client: Client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
         self._waiting = PublishedWaiting(self._client, self.keys, f"verifiers:{name}")
-        self._tally = PoolTally()
-        self._exporter = Exporter.of(config, "verifiers", name, PoolCollector(self._tally))
-        self._children = [_Child(index) for index in range(config.reward.pool.workers)]
-        self._draining = self._hurry = False
-
-    def stop(self, *_: object) -> None:
-        """Let running checks end, and leave. Safe in a signal handler, as is ``hurry``."""
-        self._draining = True
-
-    def hurry(self, *_: object) -> None:
-        """End running checks, and leave."""
-        self._draining = self._hurry = True
+        self._tally = PoolCollector()
+        self._exporter = Exporter.of(config, "verifiers", name, self._tally)
+        #: When running checks are ended; None: before SIGTERM, ``hurry`` sets it to now.
+        self._end_at: float | None = None
+        super().__init__([self.keys.checks], as_redis(self._client), config.reward.pool.workers)
+        self.name = name
 
     def run(self) -> None:
-        """Keep verifiers running until ``stop``. Blocks."""
-        noted = 0.0
+        """Keep verifiers running until SIGTERM or SIGINT. Blocks."""
         try:
-            while not self._draining:
-                for child in self._children:
-                    self._keep(child)
-                if time.monotonic() - noted >= NOTE_S:
-                    noted = time.monotonic()
-                    self._note()
-                time.sleep(TICK_S)
-            self._drain()
+            self.start(logging_level="WARNING")
         finally:
-            for child in self._children:
-                self._end(child)
+            for one in self.worker_dict.values():
+                one.process.kill()
+            for one in self.worker_dict.values():
+                one.process.join()
+                self._show(one.name, b"")
             if self._exporter is not None:
                 self._exporter.close()
             self._waiting.end()
             self._client.close()
 
-    def _keep(self, child: _Child) -> None:
-        if child.process is not None and not child.process.is_alive():
-            log.warning("verifier %s ended with %s", child.name, child.process.exitcode)
-            self._show(child.name, b"")
-            self._tally.end(child.name)
-            child.plan_restart()
-        if child.process is None and time.monotonic() >= child.start_at:
-            # A new name each time: checks of an earlier one must not be taken for this one's.
-            child.name = f"{self.name}-{child.index}.{new_token()[:8]}"
-            if not self._show(child.name, self._record(child.name, {})):
-                return
-            child.process = _FORK.Process(target=_serve, args=(self.config, child.name, self.functions, os.getpid()))
-            child.process.start()
-            self._tally.starts += 1
+    def request_stop(self, signum: object = None, frame: object = None) -> None:
+        """Let running checks end, and leave: ``start`` calls ``all_workers_have_stopped`` then."""
+        self.status = self.Status.STOPPED
+
+    def hurry(self, *_: object) -> None:
+        """End running checks, and leave."""
+        self.status, self._end_at = self.Status.STOPPED, time.monotonic()
+
+    def _install_signal_handlers(self) -> None:
+        for number in END:
+            signal.signal(number, self.request_stop)
+        signal.signal(HURRY, self.hurry)
+
+    def all_workers_have_stopped(self) -> bool:
+        """Send SIGTERM to all the first time; return True once they have ended, are late, or must hurry."""
+        if self._end_at is None:
+            log.info("draining: verifiers stop when their checks have ended")
+            self._end_at = time.monotonic() + self.config.reward.timeout_s + SLACK_S
+            for one in self.worker_dict.values():
+                one.process.terminate()
+        self._note()
+        return super().all_workers_have_stopped() or time.monotonic() >= self._end_at
+
+    def check_workers(self, respawn: bool = True) -> None:
+        """Replace verifiers that ended, and update the presence of all."""
+        super().check_workers(respawn)
+        self._note()
+
+    def reap_workers(self) -> None:
+        """Remove verifiers that ended, and their presence; rq's own waits 0.1 s for each that runs."""
+        for one in list(self.worker_dict.values()):
+            if not one.process.is_alive():
+                if self.status != self.Status.STOPPED:
+                    log.warning("verifier %s ended with %s", one.name, one.process.exitcode)
+                self._show(one.name, b"")
+                self._tally.end(one.name)
+                del self.worker_dict[one.name]
+
+    def start_worker(self, *_: object, **__: object) -> None:
+        """Start one verifier, unless Redis is down."""
+        # A new name each time: checks of an earlier one must not be taken for this one's.
+        name = f"{self.name}-{new_token()[:8]}"
+        if not self._show(name, self._record(name, {})):
+            return
+        process = _FORK.Process(target=_serve, args=(self.config, name, self.functions, os.getpid()))
+        process.start()
+        assert process.pid is not None
+        self.worker_dict[name] = WorkerData(name, process.pid, process)
+        self._tally.starts += 1
 
     def _note(self) -> None:
         """Update the presence of all, with rq's counts; report whether they are idle."""
-        names = [child.name for child in self._children if child.process is not None]
+        names = list(self.worker_dict)
         try:
             pipe = self._client.pipeline(transaction=False)
             for name in names:
@@ -200,29 +206,6 @@ class Verifiers:
             return False
         return True
 
-    def _drain(self) -> None:
-        """Send SIGTERM to all, and wait until they have ended, are late, or ``hurry`` was called."""
-        log.info("draining: verifiers stop when their checks have ended")
-        deadline = time.monotonic() + self.config.reward.timeout_s + SLACK_S
-        for child in self._children:
-            if child.process is not None:
-                child.process.terminate()
-        noted = 0.0
-        while not self._hurry and time.monotonic() < deadline:
-            if not any(child.process is not None and child.process.is_alive() for child in self._children):
-                return
-            if time.monotonic() - noted >= NOTE_S:
-                noted = time.monotonic()
-                self._note()
-            time.sleep(TICK_S)
-
-    def _end(self, child: _Child) -> None:
-        if child.process is not None:
-            child.process.kill()
-            child.process.join()
-        if child.name:
-            self._show(child.name, b"")
-
 
 def _serve(config: Config, name: str, functions: dict[str, Function | Kind], pool: int) -> None:
     """Run one verifier."""
@@ -234,16 +217,8 @@ def _serve(config: Config, name: str, functions: dict[str, Function | Kind], poo
         Verifier(config.reward, Keys(config.run), name, as_redis(client), functions).work(logging_level="WARNING")
 
 
-def _on_signals(verifiers: Verifiers) -> None:
-    for number in END:
-        signal.signal(number, verifiers.stop)
-    signal.signal(HURRY, verifiers.hurry)
-
-
 def main(config: Config, name: str) -> int:
     """Run a pool of verifiers until SIGTERM or SIGINT, in a process of its own under a keeper. Blocks."""
     keep(config.reward.timeout_s + SLACK_S)
-    verifiers = Verifiers(config, name)
-    _on_signals(verifiers)
-    verifiers.run()
+    Verifiers(config, name).run()
     return 0

@@ -1,7 +1,7 @@
 """Encode a check for a verifier, and the verdict for the worker: JSON with bounds, never pickle.
 
     worker ── rq job (JSONSerializer): ENTRY, [worker, reward, sample as JSON text] ──> verifier
-    verifier ── stream verdicts:WORKER: (id, started, NAME), then (id, verdict, JSON) or (id, died, why) ──> worker
+    verifier ── stream verdicts:WORKER: (id, started, NAME), then (id, verdict, JSON) ──> worker
 
 The sample is sent without logprobs and side arrays: a reward judges the answer.
 """
@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from penstock.errors import ProtocolError
-from penstock.records.job import Job
+from penstock.errors import ProtocolError, RewardError
+from penstock.records.job import Job, JobFailure
 from penstock.records.sample import Sample
-from penstock.text import TooMuch, to_plain, utf8_safe
+from penstock.text import TooMuch, to_plain, user_trace_of, utf8_safe
+from penstock.workers.rewards.outcomes import Raised, words
 
 #: Function name of every rq job of the pool. A verifier imports nothing by a name found in Redis.
 ENTRY = "penstock.workers.rewards.pool.worker.check"
 #: Kinds of messages of a verifier.
-STARTED, VERDICT, DIED = "started", "verdict", "died"
+STARTED, VERDICT = "started", "verdict"
 #: Largest uncompressed rq job in bytes; the sample's JSON is in it as an escaped string.
 MAX_JOB_BYTES = 128 * 1024**2
 #: Longest traceback that is sent, in characters.
@@ -30,10 +31,6 @@ _CARRIED = {"k": int, "tokens": list, "generated": list, "loss_mask": list, "ver
             "num_aborts": int}  # fmt: skip
 
 
-class TooLarge(Exception):
-    """More bytes than ``reward.pool.max_bytes``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of a verifier."""
@@ -42,10 +39,30 @@ class Verdict:
     reward: float | None = None
     #: The other entries of the reward's result.
     info: dict[str, Any] = field(default_factory=dict)
-    #: Why there is no number: an outcome of RewardError, or '' if ``error`` is what the reward raised.
+    #: Why there is no number: an outcome of RewardError, or '' if ``error`` says why after "reward NAME".
     outcome: str = ""
     error: str = ""
     trace: str = ""
+
+    @classmethod
+    def raised(cls, exc: BaseException) -> "Verdict":
+        """Return the verdict of a reward that raised."""
+        return cls(error=words(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
+
+    def result(self, key: str) -> dict[str, Any]:
+        """Return the number under ``key``, beside the other entries.
+
+        Raises:
+            RewardError: the outcome.
+            Raised: the reward raised, or was not computed.
+        """
+        if self.outcome:
+            raise RewardError(self.outcome, self.error)
+        if self.reward is None:
+            raised = Raised(self.error)
+            raised.add_note(self.trace)
+            raise raised
+        return {**self.info, key: self.reward}
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -69,13 +86,17 @@ def sample_to_json(sample: Sample, max_bytes: int) -> str:
     """Encode a sample for a reward.
 
     Raises:
-        TooLarge: more than ``max_bytes`` bytes.
-        TypeError, ValueError: its metadata cannot be JSON (bytes, for instance).
+        RewardError: reward_too_large: more than ``max_bytes`` bytes; reward_raised: its metadata cannot be JSON.
     """
-    text = json.dumps({"job": sample.job.to_map(), **{name: getattr(sample, name) for name in _CARRIED}})
+    try:
+        text = json.dumps({"job": sample.job.to_map(), **{name: getattr(sample, name) for name in _CARRIED}})
+    except (TypeError, ValueError, RecursionError) as exc:
+        message = f"sample {sample.id}: its metadata or tokens cannot go to the verifier pool as JSON: {exc}."
+        raise RewardError(JobFailure.REWARD_RAISED, message) from exc
     # ASCII: as many bytes as characters.
     if len(text) > max_bytes:
-        raise TooLarge(f"{len(text)} bytes as JSON, and reward.pool.max_bytes is {max_bytes}")
+        message = f"sample {sample.id} has {len(text)} bytes as JSON, and reward.pool.max_bytes is {max_bytes}."
+        raise RewardError(JobFailure.REWARD_TOO_LARGE, message)
     return text
 
 

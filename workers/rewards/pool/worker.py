@@ -24,7 +24,7 @@ from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
 from penstock.config import RewardConfig
-from penstock.errors import ProtocolError, RewardError
+from penstock.errors import ConfigError, ProtocolError, RewardError
 from penstock.names import check_name
 from penstock.records.job import JobFailure
 from penstock.records.keys import Keys
@@ -32,23 +32,14 @@ from penstock.records.sample import Sample
 from penstock.redis.control import PASSING
 from penstock.system.keeper import die_with_parent
 from penstock.system.user_code import staying_alive
-from penstock.text import format_exc, safe_repr, user_trace_of
+from penstock.text import format_exc, safe_repr
 from penstock.workers.rewards import processes
 from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.kinds.code import Workshop
 from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.outcomes import keyed, number_of
-from penstock.workers.rewards.pool.wire import (
-    DIED,
-    ENTRY,
-    MAX_JOB_BYTES,
-    MAX_TRACE,
-    STARTED,
-    VERDICT,
-    Verdict,
-    sample_from_json,
-)
+from penstock.workers.rewards.pool.wire import ENTRY, MAX_JOB_BYTES, STARTED, VERDICT, Verdict, sample_from_json
 
 log = logging.getLogger(__name__)
 
@@ -161,21 +152,20 @@ class Verifier(Worker):
             )
         if name not in self.functions:
             known = ", ".join(sorted(self.functions))
-            return Verdict(
-                error=f"ConfigError: this verifier runs {known}, and not {safe_repr(name)}: see reward.pool.functions"
-            )
+            why = f"this verifier runs {known}, and not {safe_repr(name)}: see reward.pool.functions"
+            return Verdict.raised(ConfigError(why))
         if pool.memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (pool.memory_bytes, pool.memory_bytes))
         try:
             return judge(self.functions[name], sample_from_json(text), name, self.config)
         except ProtocolError as exc:
-            return Verdict(error=f"ProtocolError: {exc}")
+            return Verdict.raised(exc)
 
     def _bounded(self, verdict: Verdict) -> str:
         try:
             text = verdict.to_json()
         except (ValueError, RecursionError) as exc:
-            return Verdict(error=f"{type(exc).__name__}: what the reward gave cannot be sent: {exc}").to_json()
+            return Verdict(error=f"gave what cannot be sent: {format_exc(exc)}").to_json()
         if len(text) <= self.config.pool.max_bytes:
             return text
         most = self.config.pool.max_bytes
@@ -192,15 +182,14 @@ class Verifier(Worker):
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
         if number == signal.SIGXCPU and kind_of(name):
             # The kernel's limit on an answer that takes too long to check.
-            late = Verdict(reward=0.0, info={"out_of_time": True})
-            self._send(asker, job.id, VERDICT, late.to_json())
-            return
-        if number == signal.SIGPROF and kind_of(name):
+            verdict = Verdict(reward=0.0, info={"out_of_time": True})
+        elif number == signal.SIGPROF and kind_of(name):
             slow = processes.too_slow(name, _label_of(text), self.config.check_cpu_s)
-            self._send(asker, job.id, VERDICT, Verdict(error=f"ValueError: {slow}").to_json())
-            return
-        how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
-        self._send(asker, job.id, DIED, f"the process that checked it at {self.name} ended {how}")
+            verdict = Verdict.raised(ValueError(slow))
+        else:
+            how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
+            verdict = Verdict(error=f"was not computed: the process that checked it at {self.name} ended {how}")
+        self._send(asker, job.id, VERDICT, verdict.to_json())
 
     def _send(self, asker: str, id_: str, kind: str, body: str) -> None:
         """Add to the stream of the worker; blocks while Redis is down, for ``TELL_S`` at most."""
@@ -236,19 +225,15 @@ def judge(function: Function | Kind, sample: Sample, name: str, config: RewardCo
     except RewardError as exc:
         if own:
             return Verdict(outcome=exc.outcome, error=str(exc))
-        return _raised(exc)
+        return Verdict.raised(exc)
     # SystemExit too: the reward wanted to exit, not the verifier.
     except BaseException as exc:
-        return _raised(exc)
+        return Verdict.raised(exc)
     try:
         reward, info = number_of(value, sample.id, name, config.key)
     except RewardError as exc:
         return Verdict(outcome=exc.outcome, error=str(exc))
     return Verdict(reward=reward, info=info)
-
-
-def _raised(exc: BaseException) -> Verdict:
-    return Verdict(error=format_exc(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
 
 
 async def _awaited(value: Any) -> Any:

@@ -1,15 +1,15 @@
 """What a pool of verifiers serves: sums that outlive the verifiers that made them."""
 
-from penstock.workers.rewards.pool.metrics import PoolCollector, PoolTally
+from penstock.workers.rewards.pool.metrics import PoolCollector
 
 
-def served(tally: PoolTally) -> dict[tuple[str, ...], float]:
-    families = PoolCollector(tally).collect()
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+def served(tally: PoolCollector) -> dict[tuple[str, ...], float]:
+    return {(one.name, *one.labels.values()): one.value for family in tally.collect() for one in family.samples}
 
 
 def test_checks_of_a_verifier_that_died_still_count() -> None:
-    tally = PoolTally(starts=2, queued=5)
+    tally = PoolCollector()
+    tally.starts, tally.queued = 2, 5
     tally.look("v-0.a", "busy", 3, 1)
     tally.look("v-1.b", "idle", 10, 0)
     tally.look("v-0.a", "idle", 4, 1)
@@ -26,6 +26,6 @@ def test_checks_of_a_verifier_that_died_still_count() -> None:
 
 
 def test_one_that_died_before_it_was_looked_at_counts_nothing() -> None:
-    tally = PoolTally()
+    tally = PoolCollector()
     tally.end("v-0.a")
     assert served(tally)["penstock_verifiers_checks_total",] == 0

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from penstock.config import RewardConfig
-from penstock.errors import ProtocolError
+from penstock.errors import ProtocolError, RewardError
 from penstock.records.job import Job
 from penstock.records.sample import Sample
-from penstock.workers.rewards.pool.wire import TooLarge, Verdict, sample_from_json, sample_to_json
+from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
 
 
 def made() -> Sample:
@@ -29,7 +29,7 @@ def test_a_sample_arrives_as_it_was_but_for_its_logprobs() -> None:
 def test_a_sample_over_the_bound_is_refused() -> None:
     size = len(sample_to_json(made(), 10_000))
     sample_to_json(made(), size)
-    with pytest.raises(TooLarge, match=rf"{size} bytes as JSON, and reward\.pool\.max_bytes is {size - 1}"):
+    with pytest.raises(RewardError, match=rf"{size} bytes as JSON, and reward\.pool\.max_bytes is {size - 1}"):
         sample_to_json(made(), size - 1)
 
 
