@@ -29,6 +29,7 @@ from penstock.console.cli.command import (
 from penstock.console.cli.fleet import fleet_app
 from penstock.console.cli.metrics import metrics_app
 from penstock.console.cli.nouns import APPS, SERVE
+from penstock.console.cli.setup import engine_app, init
 from penstock.console.cli.target import DIRECTORY
 from penstock.console.cli.usage import Source, UsageMistake, overrides_of, sentence
 from penstock.console.terminal import flush, hush, reader_left, say
@@ -302,6 +303,8 @@ _add_part(
 )  # fmt: skip
 inspect.register(app)
 app.command()(web)
+app.command()(init)
+app.add_typer(engine_app, name="engine")
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(metrics_app, name="metrics")
 

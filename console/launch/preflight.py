@@ -27,7 +27,7 @@ from penstock.workers.rewards.frozen import check_ids
 from penstock.workers.rewards.jail.detect import check_jail
 from penstock.workers.rewards.kinds.registry import check_packages, needs_jail
 
-_BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
+_BUILD_IT = "run `penstock engine install` (SGLang on CPUs), or set engine.python or engine.url"
 #: Longest wait for an interpreter, which answers within a second unless the machine is overloaded.
 _ANSWER_S = 300
 #: Most lines of prompts that are read here, and again by the producer, to fail early.

@@ -78,7 +78,7 @@ def prepare(out: Path, settings: Settings) -> str:
 
 
 def is_heldout(prompt: str) -> bool:
-    """A tenth of all prompts, whatever the seed."""
+    """Return whether a prompt is held out: a tenth of all, with any seed."""
     return hashlib.sha256(prompt.encode()).digest()[0] % 10 == 0
 
 
@@ -93,7 +93,7 @@ def label_of(prompt: str) -> str:
 
 
 def make_prompts(settings: Settings) -> tuple[list[str], list[str]]:
-    """Distinct prompts: to train on, and held out."""
+    """Return distinct prompts: to train on, and held out."""
     prompts = list(all_prompts(random.Random(settings.seed)))
     train = [prompt for prompt in prompts if not is_heldout(prompt)]
     heldout = [prompt for prompt in prompts if is_heldout(prompt)]
@@ -112,7 +112,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def make_tokenizer():  # type: ignore[no-untyped-def]  # transformers and torch are loaded late: --help is instant
-    """One token per byte, in the form that Qwen2's tokenizer has, for that is how it is loaded again.
+    """Return a tokenizer with one token per byte, in the form of Qwen2's, as which it is loaded again.
 
     All bytes, not digits alone: a server warms up with a sentence of its own, and a prompt without any token kills it.
     """
@@ -131,7 +131,7 @@ def make_tokenizer():  # type: ignore[no-untyped-def]  # transformers and torch 
 
 
 def make_model(settings: Settings, tokenizer):  # type: ignore[no-untyped-def]
-    """An untrained Qwen2, float32, tied."""
+    """Return an untrained Qwen2, float32, tied."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -173,7 +173,7 @@ def make_policy(folder: Path, settings: Settings, heldout: list[str]) -> float:
 
 
 def warm_up(model, tokenizer, settings: Settings) -> None:  # type: ignore[no-untyped-def]
-    """AdamW on demonstrations that sort up with probability ``share_up``, else down."""
+    """Train with AdamW on demonstrations that sort up with probability ``share_up``, else down."""
     import torch
 
     rng = random.Random(settings.seed + 1)
@@ -193,7 +193,7 @@ def warm_up(model, tokenizer, settings: Settings) -> None:  # type: ignore[no-un
 
 
 def demonstration(rng: random.Random, share_up: float, rounds: int = 1) -> str:
-    """A prompt that is not held out with an answer, ``rounds`` times."""
+    """Return a prompt that is not held out with an answer, ``rounds`` times."""
     while is_heldout(prompt := f"{rng.randrange(10**DIGITS):0{DIGITS}}="):
         pass
     answer = label_of(prompt)
@@ -202,7 +202,7 @@ def demonstration(rng: random.Random, share_up: float, rounds: int = 1) -> str:
 
 
 def accuracy(model, tokenizer, prompts: list[str], draws: int = 4) -> float:  # type: ignore[no-untyped-def]
-    """Share of right answers, eos included, drawn at temperature 1: greedy ones would all sort the more usual way."""
+    """Return the share of right answers, eos included, sampled at temperature 1: greedily all would sort down."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,7 @@
 """Section ``engine``: start and supervision of SGLang."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -32,6 +33,18 @@ PRESET_ENV = {"cpu": {"OMP_NUM_THREADS": "1"}, "cuda": {}}
 _DEVICES = Path("/dev")
 
 
+def engine_folders() -> list[Path]:
+    """Return where the environment of SGLang may be, by preference; the last one is where it is installed."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"))
+    return [Path(".engine").absolute(), Path(sys.prefix).parent / ".engine", data / "penstock" / "engine"]
+
+
+def default_python() -> str:
+    """Return the interpreter of the first environment of SGLang that exists, else where it would be installed."""
+    found = [folder / "bin" / "python" for folder in engine_folders()]
+    return str(next((python for python in found if python.exists()), found[-1]))
+
+
 def preset_of_machine() -> Literal["cpu", "cuda"]:
     """Return "cuda" if an NVIDIA GPU is visible to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in ("", "-1")
@@ -51,8 +64,10 @@ class EngineConfig(Section):
     host: str = "127.0.0.1"
     #: Port of a spawned server; 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: Interpreter of the environment that has sglang; spawned servers only.
-    python: str = ".engine/bin/python"
+    #: Interpreter of the environment that has sglang; spawned servers only. '': of the first of these folders that
+    #: exists: .engine below the current folder, .engine beside penstock's own environment, and what `penstock engine
+    #: install` creates, ``penstock/engine`` in ``$XDG_DATA_HOME`` or ``~/.local/share``.
+    python: str = ""
     #: Arguments and variables for a device, under those of ``args`` and ``env``. cpu: small and without threads of its
     #: own; cuda: without the prefix cache, which would reuse keys and values of old weights. None: cuda if this machine
     #: has an NVIDIA GPU or ``trainer.device`` is one, else cpu; none for the engines of a fleet.

@@ -37,6 +37,8 @@ def _named(
         if name.removeprefix(prefix) in own or (colon and module and attribute):
             return name
         near = difflib.get_close_matches(name.lower(), own, n=1)
+        if not colon and all(part.isidentifier() for part in name.split(".")) and "." in name:
+            near = [":".join(name.rsplit(".", 1))]
         remedy = f"did you mean {near[0]}?" if near else f"use {', '.join((*own, like))}"
         raise ValueError(f"there is no {kind} {name!r}: {remedy}")
 

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.config import Config, DatasetConfig
+from penstock.config.engine import default_python
 from penstock.config.reading.dataset_path import anchored, is_file, parse_path
 from penstock.config.reading.mistakes import sentences
 from penstock.config.reading.secrets import masked, remember, secrets_of
@@ -74,7 +75,7 @@ def absolute(config: Config) -> Config:
 
     sets = {name: list(map(anchored_set, getattr(config.data, name))) for name in ("train", "eval")}
     data = config.data.model_copy(update=sets)
-    python = config.engine.python
+    python = config.engine.python or default_python()
     # A bare name is looked up on the PATH.
     if os.sep in python or (python := shutil.which(python) or python) != config.engine.python:
         python = path(python)

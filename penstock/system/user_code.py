@@ -58,10 +58,15 @@ def find(name: str, what: str) -> Any:
             for part in attribute.split("."):
                 found = getattr(found, part)
     except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"{what} {name} cannot be imported: there is no module {exc.name}; put it beside where you start penstock, "
-            "or on PYTHONPATH."
-        ) from exc
+        missing = exc.name or module
+        # Either the user's own module, or a package that it imports.
+        is_own = module == missing or module.startswith(f"{missing}.")
+        remedy = (
+            "put it beside where you start penstock, or on PYTHONPATH"
+            if is_own
+            else f"{module} imports it: install it in penstock's environment (pip install {missing.partition('.')[0]})"
+        )
+        raise ConfigError(f"{what} {name} cannot be imported: there is no module {missing}; {remedy}.") from exc
     except AttributeError as exc:
         raise ConfigError(
             f"{what} {name} cannot be imported: {utf8_safe(str(exc))}; correct the name after the colon."

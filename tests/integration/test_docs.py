@@ -79,6 +79,10 @@ LISTED = {
     "docs/adapters.md: accelerate launch": "needs TRL's environment: test_trl_processes.py",
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
     "docs/adapters.md: --rollout-function-path": "flags of slime: test_slime_rollout.py gives it just these",
+    "README.md: git clone URL": "fetches the repository",
+    "docs/tutorial.md: git clone URL": "installs from the package index: tests/release does",
+    "docs/tutorial.md: penstock init first": "minutes, with a real engine: tests/unit/console/cli/test_setup.py",
+    "docs/tutorial.md: penstock run run.yaml --run=down": "minutes, with a real engine",
     "docs/distillation.md: advantage_t =": "a formula",
     'docs/producer.md: {"prompt": [{"role"': "a line of a data set: tests/unit/producer/test_pictures.py",
     "examples/agent/README.md: examples/run.sh agent": "minutes, with a real engine",
@@ -155,6 +159,7 @@ EXECUTED = (
     "docs/rewards.md: # duels.py",
     "docs/rewards.md: # steps.py",
     "docs/rewards.md: penstock run run.yaml --reward.group",
+    "docs/tutorial.md: # more of reward.py",
     "docs/tutorial.md: # make_data.py",
     "docs/tutorial.md: # letters.py",
     "docs/tutorial.md: # try_reward.py",
@@ -645,6 +650,14 @@ def test_a_reward_of_whole_groups_is_found_there_too(place: Place) -> None:
     assert re.search(r'"reward_mean": 0\.5', rows[0])
 
 
+def test_the_first_reward_of_ones_own() -> None:
+    score = functions_of("docs/tutorial.md: # more of reward.py", Sample=Sample)["is_sorted_down"]
+    sample = Sample(Job(id="t/0/0", n=1, prompt="213=", label="123"), 0)
+    sample.text = "321"
+
+    assert score(sample) == 1
+
+
 def test_a_task_of_ones_own(place: Place) -> None:
     """The tutorial, from an empty folder to a run with an environment; its engine is a stand-in that learns nothing."""
 
@@ -659,7 +672,7 @@ def test_a_task_of_ones_own(place: Place) -> None:
     tried = place.end(place.start(f"{sys.executable} try_reward.py"))
     settings = follow("run: letters", "run.yaml").text
     plan, start = lines_of(block("docs/tutorial.md: penstock run run.yaml --plan"))
-    here = " --model.path=model --model.dtype=float32 --trainer.device=cpu"
+    here = " --model.path=model --model.dtype=float32 --trainer.device=cpu --trainer.colocate=false"
     here += " --worker.apply=abort --worker.drain_timeout_s=5 --trainer.steps=2 --rollout.n=4 --trainer.batch_groups=4"
     planned = place.end(place.start(f"{plan} --gpus 8"))
     here_engine = re.sub(r"(?ms)^engine:.*?(?=^worker:)", f"engine: {{url: '{place.engine}'}}\n", settings)

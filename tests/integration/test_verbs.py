@@ -44,6 +44,9 @@ PARTS = {
     "serve",
     "fleet up",
     "web",
+    # They write files, and have tests of their own.
+    "init",
+    "engine install",
 }
 
 

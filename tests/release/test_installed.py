@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("console", "penstock", "producer", "workers", "buffer", "consumers")
+#: console/first_run links to files of an example.
+COPIED = (*PACKAGES, "examples", "pyproject.toml", "README.md", "LICENSE")
 
 SCRIPT = """
 from penstock import Environment, Observation, Requests, Trainer
@@ -27,7 +29,7 @@ def build_wheel(folder: Path) -> Path:
     """Penstock's wheel, made in ``folder``."""
     source = folder / "source"
     source.mkdir()
-    for name in (*PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
+    for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, symlinks=True)
         else:
@@ -58,6 +60,8 @@ def test_the_wheel_has_all_that_is_no_code(installed: Path) -> None:
     assert "lease.lua" in lua
     assert {path.name for path in (site / "penstock" / "protocol" / "lua").glob("*.lua")} == lua
     assert (site / "penstock" / "workers" / "engine_env" / "install.sh").is_file()
+    first = site / "penstock" / "console" / "first_run"
+    assert {path.name for path in first.glob("*.*")} >= {"cpu.yaml", "cuda.yaml", "digits.py", "reward.py"}
 
 
 def test_the_wheel_has_one_top_level_package(installed: Path) -> None:

@@ -167,8 +167,8 @@ def check_python(config: EngineConfig) -> None:
     """Raise ConfigError unless ``engine.python`` is an interpreter that can be started."""
     if not os.access(config.python, os.X_OK):
         raise ConfigError(
-            f"engine.python {config.python!r} is not an interpreter: run `make engine` to build the environment of "
-            "SGLang on CPU, or name the interpreter of an environment that has sglang, or set engine.url."
+            f"engine.python {config.python!r} is not an interpreter: run `penstock engine install` to create one for "
+            "CPUs, or name the interpreter of an environment that has sglang, or set engine.url."
         )
 
 
@@ -279,7 +279,8 @@ def _run_script(config: EngineConfig, script: str, timeout_s: float) -> str:
     errors = done.stderr.decode(errors="replace").strip()
     if "No module named sglang" in errors or "No module named 'sglang'" in errors:
         raise ConfigError(
-            "engine.python has no sglang: run `make engine`, or name the interpreter of an environment that has it."
+            "engine.python has no sglang: run `penstock engine install`, or name the interpreter of an environment "
+            "that has it."
         )
     lines = [line for line in done.stdout[:MAX_BYTES].decode(errors="replace").splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not lines:

@@ -123,7 +123,8 @@ class Server:
         tail = self.log_tail()
         if "No module named 'sglang'" in tail or "No module named sglang" in tail:
             return ConfigError(
-                "engine.python has no sglang: run `make engine`, or name the interpreter of an environment that has it."
+                "engine.python has no sglang: run `penstock engine install`, or name the interpreter of an "
+                "environment that has it."
             )
         if advice := engine_advice(tail):
             return EngineDied(f"the engine {reason} while it started, because it {advice}; its log is {self.log}")

@@ -199,6 +199,12 @@ CALLED = {
 
 #: Names without a key -> explanation.
 ABSENT = {
+    "actor_rollout_ref": "verl's model is model here, its actor trainer, its rollout rollout and engine, its ref "
+    "rollout.reference",
+    "algorithm": "see trainer.advantage, trainer.kl and staleness",
+    "critic": "train it in a trainer of your own, with a subscription of its own (docs/consumers.md)",
+    "ray_kwargs": "see fleet.launcher",
+    "global_profiler": "see `penstock trace`",
     "entropy_coeff": "the losses have no entropy term",
     "entropy_coef": "the losses have no entropy term",
     "use_vllm": "answers come from SGLang; see engine",

@@ -83,6 +83,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {path}; name a YAML file that exists.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"The configuration {path} is a folder; name the YAML file in it.") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"The configuration {path} cannot be read: {exc}.") from exc
     try:

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.config import Config, EngineConfig, StalenessConfig, TrainerConfig
+from penstock.config.engine import default_python
 from penstock.config.load import (
     check_files,
     load_config,
@@ -95,7 +96,7 @@ def test_paths_of_the_file_are_relative_to_it_and_the_rest_to_the_current_folder
     assert config.data.train[0].path == str(there / "train.jsonl")
     assert config.prepare == [str(there / "make.py"), "--out", "x"]
     assert config.run_dir == here / "runs" / "demo"
-    assert config.engine.python == str(here / ".engine/bin/python")
+    assert config.engine.python == default_python()
     assert other.model.path == str(here / "mine")
     assert load_config(write(there), ["engine.python=sh"], {}).engine.python == shutil.which("sh")
 
@@ -154,6 +155,23 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     path.write_text("run: demo\nmodel: {path: m}\n")
 
     assert refused(path) == f"data is missing in {path}; set it."
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reward.function=mine.biggest", "there is no reward 'mine.biggest': did you mean mine:biggest?"),
+        ("data.train.0.environment=my.games.Chess", "did you mean my.games:Chess?"),
+        ("actor_rollout_ref.rollout.n=8", "verl's model is model here"),
+        ("algorithm.adv_estimator=grpo", "there is no such key; remove it: see trainer.advantage"),
+    ],
+)
+def test_names_of_other_tools_are_answered_with_ours(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refused(write(tmp_path), override)
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+    assert refused(tmp_path) == f"The configuration {tmp_path} is a folder; name the YAML file in it."
 
 
 def test_T5_modes_fix_the_bound_and_one_step_drains(tmp_path: Path) -> None:
@@ -281,7 +299,7 @@ def test_a_configuration_is_frozen(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3  # type: ignore[misc]
-    assert EngineConfig().python == ".engine/bin/python"
+    assert EngineConfig().python == ""
 
 
 def test_the_resolved_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ import gc
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from penstock.system.user_code import Raised, bounded, run_through
+from penstock.errors import ConfigError
+from penstock.system.user_code import Raised, bounded, find, run_through
 from penstock.text import TooMuch, safe_repr, to_plain
 
 LOOPS = [uvloop.new_event_loop, asyncio.new_event_loop]
@@ -135,3 +137,25 @@ def test_anything_is_shown_in_few_characters() -> None:
     for value in (doubled(64), entangled(9), {"a": doubled(64)}, "x" * 10**7, b"x" * 10**7, 10**5000):
         assert len(safe_repr(value)) <= 80
     assert time.process_time() - before < 10, "64 doublings are 2**64 brackets"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        (
+            "own_reward:score",
+            "own_reward imports it: install it in penstock's environment (pip install not_here).",
+        ),
+        ("not_here.at_all:score", "put it beside where you start penstock, or on PYTHONPATH."),
+    ],
+)
+def test_a_missing_package_is_installed_and_a_missing_module_put_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
+) -> None:
+    (tmp_path / "own_reward.py").write_text("import not_here.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(ConfigError) as caught:
+        find(name, "reward.function")
+
+    assert str(caught.value).endswith(remedy)

@@ -69,7 +69,7 @@ async def test_a_server_that_is_ready_leaves_what_it_imported_out_of_collections
 
 
 async def test_a_missing_interpreter_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="make engine"):
+    with pytest.raises(ConfigError, match="penstock engine install"):
         await start(EngineConfig(python=str(tmp_path / "nothing")), tmp_path)
 
 
