@@ -14,7 +14,7 @@ from penstock.config.reading.dataset_path import code_name
 from penstock.console.cli.command import many
 from penstock.console.cli.doctor import tell
 from penstock.console.launch.placement import place
-from penstock.console.launch.preflight import steps
+from penstock.console.launch.preflight import check_data, check_url, steps
 from penstock.console.launch.run_parts import check_parts
 from penstock.console.launch.trainable import unheeded
 from penstock.console.launch.weights import check_ports
@@ -31,20 +31,31 @@ if TYPE_CHECKING:
 
 #: Time limit for reading rows of a user's source.
 _LOOK_S = 60.0
+#: A check -> the one that finds the same mistake first.
+_AFTER = {"engine": "engine's interpreter", "engine.args": "engine", "placement": "device"}
 _COLUMNS = ("prompt", "answer", "reward", "entries", "tokens", "finish", "seconds", "reward s")
 
 
 def check_run(
-    path: Path, overrides: list[str], without: frozenset[str], gpus: int | None, as_json: bool, num_tries: int = 0
+    path: Path,
+    overrides: list[str],
+    without: frozenset[str],
+    gpus: int | None,
+    as_json: bool,
+    num_tries: int = 0,
+    *,
+    verbose: bool = False,
 ) -> int:
-    """Print findings and the results of ``num_tries`` prompts; return the number of errors.
+    """Print findings, errors first, and the results of ``num_tries`` prompts; return the number of errors.
 
     Blocks for seconds, and for the engine if prompts are tried. Raises ConfigError if the file cannot be read.
     """
     check_parts(without)
     config = load_config(path, overrides)
     names = visible_gpus() if gpus is None else numbered(gpus)
-    findings = _once(run_checks(_checks(config, without, names)))
+    with Steps("checking", hidden=as_json) as progress:
+        progress.at(0, "the environment of SGLang is read once, within a minute")
+        findings = _ordered(_once(run_checks(_checks(config, without, names))), verbose or as_json)
     if not num_tries:
         return tell(findings, as_json)
     found = list(findings) if as_json else []
@@ -61,7 +72,6 @@ def check_run(
 
 def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int, as_json: bool) -> "list[Trial]":
     """Try the first prompts and return the results. Raises ConfigError, EngineError."""
-    from penstock.console.launch.preflight import check_data
     from penstock.console.launch.trial import try_prompts
 
     try:
@@ -99,7 +109,10 @@ def _in_words(row: "Trial") -> dict[str, Any]:
 def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
     for what, step in steps(config, without=without, claims=False):
         # The kind of jail says more than that one was found.
-        yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
+        special = {"jail": look_at_jail, "data and policy": _data}.get(what)
+        yield what, partial(special, config) if special else partial(_passed, what, step)
+    if config.engine.url is not None and "worker" not in without:
+        yield "engine.url", partial(_passed, "engine.url", partial(check_url, config.engine.url))
     if "trainer" not in without:
         yield "keys", lambda: [Finding("keys", Level.WARNING, *one) for one in unheeded(config)]
     yield "ports", partial(_passed, "ports", lambda: check_ports(config))
@@ -111,6 +124,19 @@ def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> I
 
 def _passed(what: str, step: Callable[[], object]) -> list[Finding]:
     return [passes(what, step, "fine")]
+
+
+def _data(config: Config) -> Iterator[Finding]:
+    num_prompts, batch = check_data(config), config.trainer.batch_groups
+    if num_prompts is not None and num_prompts < batch:
+        yield Finding(
+            "data and policy",
+            Level.WARNING,
+            f"trainer.batch_groups is {batch}, and data.train has {num_prompts} prompts, so a batch repeats prompts",
+            "lower it, or add prompts",
+        )
+    else:
+        yield Finding("data and policy", Level.OK, "fine")
 
 
 def _own_rows(config: Config) -> list[Finding]:
@@ -131,9 +157,18 @@ def _once(findings: Iterator[Finding]) -> Iterator[Finding]:
     """Drop repeated errors: a missing interpreter has no packages either."""
     said: set[str] = set()
     for one in findings:
-        if one.level is not Level.ERROR or one.found not in said:
+        is_error = one.level is Level.ERROR
+        if not is_error or not {one.found, _AFTER.get(one.what)} & said:
             yield one
-        said.add(one.found)
+        if is_error:
+            said |= {one.found, one.what}
+
+
+def _ordered(findings: Iterator[Finding], verbose: bool) -> list[Finding]:
+    """Return errors, then warnings, then, if asked for, what is fine."""
+    levels = [Level.ERROR, Level.WARNING, Level.OK]
+    shown = [one for one in findings if verbose or one.level is not Level.OK]
+    return sorted(shown, key=lambda one: levels.index(one.level))
 
 
 def _earlier(config: Config) -> Finding:

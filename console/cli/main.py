@@ -157,6 +157,7 @@ def check(
             "--try", min=0, max=10_000, metavar="N", help="Send N prompts through engine, environment and reward."
         ),
     ] = 0,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show what is fine, too.")] = False,
     redis: RedisOption = None,
 ) -> None:
     """Check all that can be checked before a run; start and change nothing. Exit code 2 on an error.
@@ -165,7 +166,7 @@ def check(
     """
     from penstock.console.cli.check import check_run
 
-    if check_run(config, overrides_of(context), frozenset(without or ()), gpus, answer.as_json, try_):
+    if check_run(config, overrides_of(context), frozenset(without or ()), gpus, answer.as_json, try_, verbose=verbose):
         raise typer.Exit(EXIT_CONFIG)
 
 

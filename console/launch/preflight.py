@@ -132,8 +132,11 @@ def runs_programs(config: Config) -> bool:
     return needs_jail(allowed_rewards(config))
 
 
-def check_data(config: Config) -> None:
+def check_data(config: Config) -> int | None:
     """Raise ConfigError if prompts or the policy are missing, or a line of prompts cannot be read.
+
+    Returns:
+        Number of prompts to train on; None if they were not read.
 
     Files of more than 64 MiB or ``_READ_LINES`` together, and special files, are read by the producer only, which
     raises the same errors.
@@ -145,9 +148,9 @@ def check_data(config: Config) -> None:
     check_files(config)
     train, held_out = config.data.train, config.data.eval
     if not all(is_file(one.path) for one in (*train, *held_out)):
-        return  # it may be downloaded first, or run user code
+        return None  # it may be downloaded first, or run user code
     if sum(parse_path(one.path)[0].stat().st_size for one in (*train, *held_out)) > MAX_EARLY_BYTES:
-        return
+        return None
     reads_images = place_id_of(config.model.path) is not None
 
     def look(dataset: Dataset, prompt: Prompt) -> None:
@@ -167,6 +170,7 @@ def check_data(config: Config) -> None:
             look(dataset, first)
     if is_small([*sets[0], *sets[1]], _READ_LINES):
         check_overlap(sets[0], sets[1], look)
+    return sum(map(len, sets[0]))
 
 
 def check_interpreter(python: str) -> None:
@@ -214,6 +218,19 @@ def engine_version(config: Config) -> str:
     except ConfigError as exc:  # only a line of the summary
         log.warning("SGLang version unknown: %s", exc)
         return "unknown"
+
+
+def check_url(url: str) -> None:
+    """Raise ConfigError if no SGLang server answers at an address. Blocks for seconds."""
+    from penstock.protocol.engine_http import fetch
+
+    try:
+        fetch(f"{url.rstrip('/')}/server_info", timeout_s=5)
+    except EngineError as exc:
+        raise ConfigError(
+            f"engine.url {redact(url)} does not answer as an SGLang server ({redact(str(exc))}): start it, or correct "
+            "the address."
+        ) from exc
 
 
 def _served_version(url: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from penstock.config.load import load_config
 from penstock.console.cli import check
 from penstock.console.cli import main as cli
-from penstock.console.launch import preflight, trial
+from penstock.console.launch import trial
 from penstock.errors import ConfigError
 from penstock.metrics.probes import Finding, Level
 
@@ -25,6 +25,7 @@ WRONG = {
 SET = [
     "--buffer.sampler=fifo",
     "--engine.python=/nowhere/python",
+    "--engine.preset=cuda",
     "--redis=redis://:hush@127.0.0.1:1/0",
     "--redis.payload_servers={p1: redis://127.0.0.1:1/0}",
 ]
@@ -47,6 +48,32 @@ def test_every_mistake_is_told_at_once_and_nothing_is_made(folder: Path, capsys:
     assert found["sampling"]["level"] == "ok"
     assert "hush" not in json.dumps(found)
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]
+
+
+def test_errors_come_first_each_once_and_the_rest_if_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("m").mkdir()
+    Path("m", "config.json").write_text("{}")
+    Path("t.jsonl").write_text('{"prompt": "1", "label": "1"}\n')
+    wrong = ["check", "run.yaml", "--engine.python=/nowhere/python", "--trainer.colocate=true"]
+
+    assert cli.execute(wrong) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "folder" not in line] == ["error", "error", "warning"]
+    assert sum("nowhere" in line for line in lines) == 1
+    assert "trainer.colocate gives the trainer's GPUs to the engines" in lines[1]
+    assert "trainer.batch_groups is 32, and data.train has 1 prompts" in lines[2]
+
+    assert cli.execute([*wrong, "-v"]) == 2
+    assert "ok       sampling: fine" in capsys.readouterr().out.splitlines()
+
+
+def test_an_engine_that_does_not_answer_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["check", "run.yaml", "--engine.url=http://127.0.0.1:9"]) == 2
+
+    out = capsys.readouterr().out
+    assert "error    engine.url: engine.url http://127.0.0.1:9 does not answer as an SGLang server" in out
 
 
 def test_rows_of_ones_own_code_are_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +127,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(folder: Path, capsys: pytest
 def test_what_a_reward_prints_is_no_part_of_what_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(preflight, "check_data", lambda config: None)
+    monkeypatch.setattr(check, "check_data", lambda config: None)
     monkeypatch.setattr(trial, "try_prompts", lambda *_: print("scoring") or [])
     config = load_config(folder / "run.yaml", [])
     assert check._try(folder / "run.yaml", config, [], 1, as_json=True) == []
