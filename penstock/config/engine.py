@@ -70,7 +70,8 @@ class EngineConfig(Section):
     python: str = ""
     #: Arguments and variables for a device, under those of ``args`` and ``env``. cpu: small and without threads of its
     #: own; cuda: without the prefix cache, which would reuse keys and values of old weights. None: cuda if this machine
-    #: has an NVIDIA GPU or ``trainer.device`` is one, else cpu; none for the engines of a fleet.
+    #: has an NVIDIA GPU or ``trainer.device`` is one, else cpu; none for the engines of a fleet, or if ``args`` has a
+    #: device.
     preset: Literal["cpu", "cuda"] | None = None
     #: Arguments of sglang.launch_server, names without dashes in front; true stands for a bare flag. They are checked
     #: against the installed release before anything starts.

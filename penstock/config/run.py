@@ -134,7 +134,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _engine_suits_the_machine(self) -> Self:
         engine = self.engine
-        if not (engine.preset or engine.url or engine.router or self.fleet.models):
+        if not (engine.preset or engine.url or engine.router or self.fleet.models or "device" in engine.args):
             engine = engine.model_copy()
             engine._follow(preset="cuda" if self.trainer.device.startswith("cuda") else preset_of_machine())
             self._follow(engine=engine)

@@ -51,6 +51,7 @@ class Tried:
             "directory": str(self.folder / "runs"),
             "model": self._model.model_dump(),
             "data": {"train": train},
+            "trainer": {"batch_groups": 1},
             "rollout": {"n": 2, "sampling": {"max_new_tokens": 16}, "max_context_tokens": 512},
             "reward": {"function": f"{PARTS}:detailed", "max_attempts": 1, "key": "score"},
             "engine": {"python": str(python), "args": {"device": "cpu"}, "env": {"PYTHONPATH": os.getcwd()}},

@@ -326,6 +326,7 @@ def test_the_kind_of_logprobs_is_said_once(tmp_path: Path) -> None:
         (False, None, ["trainer.device=cuda:0"], "cuda"),
         (True, None, ["engine.preset=cpu"], "cpu"),
         (True, None, ["engine.url=http://10.0.0.1:30000"], None),
+        (False, None, ["engine.args.device=npu"], None),
     ],
 )
 def test_the_preset_of_the_engine_is_that_of_the_machine(
