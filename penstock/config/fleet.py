@@ -179,7 +179,7 @@ class ModelGroups(Section):
 
     #: Name of the model, and of its weights stream.
     name: str
-    #: Its folder; None: model.path, for the trained model alone.
+    #: Its folder, or id at the Hub; None: model.path, for the trained model alone.
     model_path: str | None = None
     #: false: frozen (a reference, a reward model), served beside the trained one. None: true for the trained model.
     update_weights: bool | None = None

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from penstock.config import Config, DatasetConfig
 from penstock.config.engine import default_python
 from penstock.config.reading.dataset_path import anchored, is_file, parse_path
+from penstock.config.reading.hub import fetch_model, is_hub_id
 from penstock.config.reading.mistakes import sentences
 from penstock.config.reading.secrets import masked, remember, secrets_of
 from penstock.config.reading.settings import (
@@ -38,7 +39,7 @@ from penstock.system.disk import put as put_file
 def anchor(values: dict[str, Any], folder: Path) -> None:
     """Make the relative paths of a YAML file absolute, in place; what has the wrong type is left for the check."""
     if isinstance(model := values.get("model"), dict) and isinstance(model.get("path"), str):
-        model["path"] = str(folder / model["path"])
+        model["path"] = _anchored_model(model["path"], folder)
     if isinstance(data := values.get("data"), dict):
         for sets in data.values():
             for dataset in sets if isinstance(sets, list) else []:
@@ -48,9 +49,13 @@ def anchor(values: dict[str, Any], folder: Path) -> None:
                     dataset["image_folder"] = str(folder / dataset["image_folder"])
     for served in _maps(_map(values.get("fleet")).get("models")):
         if isinstance(served.get("model_path"), str):
-            served["model_path"] = str(folder / served["model_path"])
+            served["model_path"] = _anchored_model(served["model_path"], folder)
     if isinstance(prepare := values.get("prepare"), list) and prepare and isinstance(prepare[0], str):
         prepare[0] = str(folder / prepare[0])
+
+
+def _anchored_model(path: str, folder: Path) -> str:
+    return path if is_hub_id(path, folder) else str(folder / path)
 
 
 def _map(value: Any) -> dict[str, Any]:
@@ -62,12 +67,19 @@ def _maps(value: Any) -> list[dict[str, Any]]:
 
 
 def absolute(config: Config) -> Config:
-    """Make paths from environment or arguments absolute, relative to the current directory."""
+    """Make paths from environment or arguments absolute, relative to the current directory; fetch models by their ids.
+
+    Blocks for a download. Raises ConfigError if a model cannot be fetched.
+    """
 
     def path(value: str) -> str:
         return str(Path(value).absolute())
 
     here = Path.cwd()
+
+    def model_path(value: str) -> str:
+        # The script of ``prepare`` may create it.
+        return fetch_model(value) if config.prepare is None and is_hub_id(value, here) else path(value)
 
     def anchored_set(one: DatasetConfig) -> DatasetConfig:
         images = one.image_folder and path(one.image_folder)
@@ -81,7 +93,8 @@ def absolute(config: Config) -> Config:
         python = path(python)
     engine = config.engine.model_copy(update={"python": python})
     models = [
-        one.model_copy(update={"model_path": one.model_path and path(one.model_path)}) for one in config.fleet.models
+        one.model_copy(update={"model_path": one.model_path and model_path(one.model_path)})
+        for one in config.fleet.models
     ]
     trainer = config.trainer
     if trainer.weights_dir is not None:
@@ -104,7 +117,7 @@ def absolute(config: Config) -> Config:
     return config.model_copy(
         update={
             "directory": config.directory.absolute(),
-            "model": config.model.model_copy(update={"path": path(config.model.path)}),
+            "model": config.model.model_copy(update={"path": model_path(config.model.path)}),
             "data": data,
             "engine": engine,
             "trainer": trainer,

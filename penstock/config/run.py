@@ -54,7 +54,8 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 class ModelConfig(Section):
     #: Name of the weights stream.
     name: str = "policy"
-    #: Hugging Face folder of the first policy: config, tokenizer, weights.
+    #: Hugging Face folder of the first policy (config, tokenizer, weights), or its id at the Hub, from whose cache it
+    #: is read.
     path: str
     #: Type of the engines' weights: auto (that of the folder), bfloat16, float16 or float32. The reference trainer
     #: publishes in this type (auto: float32) and trains float32 weights (``trainer.dtype``).

@@ -10,6 +10,7 @@ EXTRAS = {
     "aiohttp": "worker",
     "datasets": "datasets",
     "fastapi": "web",
+    "huggingface_hub": "worker",
     "if_verifiable": "ifbench",
     "math_verify": "rewards",
     "matplotlib": "plots",

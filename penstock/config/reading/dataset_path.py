@@ -1,10 +1,14 @@
-"""Paths of prompts: ``FILE``, ``hf:FOLDER_OR_NAME``, ``python:module:Class``; any of them with
+"""Paths of prompts: ``FILE``, ``hf:FOLDER_OR_NAME`` or ``OWNER/NAME``, ``python:module:Class``; any of them with
 ``@[FIRST:LAST]`` for a slice of its lines.
 """
 
 import re
 from pathlib import Path
 
+from penstock.config.reading.hub import is_hub_id
+
+#: Ends of names of files, which no dataset at the Hub is called by.
+_OF_FILES = (".jsonl", ".json", ".gz", ".parquet", ".csv", ".txt")
 _SLICE = re.compile(r"(.*)@\[(\d*):(\d*)\]")
 _MEANT_AS_SLICE = re.compile(r"@\[[^/]*$")
 #: Prefixes of paths that Hugging Face datasets reads, and of the user's classes.
@@ -29,9 +33,11 @@ def is_file(text: str) -> bool:
 
 
 def anchored(text: str, folder: Path) -> str:
-    """Make a path absolute, relative to ``folder``; names at the hub, and import paths, are unchanged."""
+    """Make a path absolute, relative to ``folder``; an id at the Hub is ``hf:ID``, and import paths are unchanged."""
     if is_file(text):
-        return str(folder / text)
+        file = text.partition("@[")[0]
+        is_id = is_hub_id(file, folder) and not file.endswith(_OF_FILES)
+        return HUB + text if is_id else str(folder / text)
     name = hub_name(text)
     if name and Path(folder, name).is_dir():
         return HUB + str(folder / text.removeprefix(HUB))
