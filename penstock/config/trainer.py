@@ -27,8 +27,8 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
 #:   (ScaleRL, arXiv 2510.13786); both sides bound a losing token, so there is no dual clip
 #: - reinforce: no ratio, so no clip; weight_cap bounds it, by the one correction that fits
 LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample", "correction": "decoupled"},
-    "cispo": {"clip_low": 1.0, "clip_high": 4.0, "aggregation": "token", "dual_clip": None},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample"},
+    "cispo": {"clip_low": 1.0, "clip_high": 4.0, "aggregation": "token", "dual_clip": None, "correction": "bypass"},
     "reinforce": {"clip_low": None, "clip_high": None, "dual_clip": None, "correction": "truncated"},
 }
 
@@ -126,9 +126,10 @@ class TrainerConfig(Section):
     #: Loss per token (consumers/grpo/losses.py); it brings its own clips, aggregation and correction where they are not
     #: given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, the others take the rest; the default
-    #: is that of ``loss``.
-    correction: Literal["bypass", "decoupled", "truncated"] = "bypass"
+    #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, cispo bypass where none is given, the
+    #: others decoupled: with bypass a clip holds a token near the policy that generated it, for as many steps as the
+    #: token is old, which halves the learning from samples four versions old (docs/consumers.md).
+    correction: Literal["bypass", "decoupled", "truncated"] = "decoupled"
     #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
     weight_cap: Annotated[float, Field(gt=0)] | None = None
     #: Equal weight of tokens within: the batch (token), their sample (sample), or a constant answer (constant).

@@ -79,7 +79,7 @@ def written_out(model: torch.nn.Module, samples: Sequence[Sample], settings: Tra
 
 
 @pytest.mark.parametrize("distill", [{}, {"weight": 0.3}, {"weight": 0.3, "with_rewards": True}])
-@pytest.mark.parametrize("of", [{}, {"loss": "reinforce"}], ids=["bypass", "truncated"])
+@pytest.mark.parametrize("of", [{"correction": "bypass"}, {"loss": "reinforce"}], ids=["bypass", "truncated"])
 @pytest.mark.parametrize("limits", [{}, {"max_samples": 3}])
 def test_T9_T10_the_gradient_is_the_one_written_out(
     distill: dict[str, Any], of: dict[str, Any], limits: dict[str, Any]
@@ -102,7 +102,9 @@ def test_the_metric_is_the_mean_over_the_loss_tokens() -> None:
         if one.generated[t]
     ]
 
-    metrics = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.0), config(), max_samples=2).step(batch_of(samples))
+    metrics = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.0), config(correction="bypass"), max_samples=2).step(
+        batch_of(samples)
+    )
 
     assert metrics["teacher_kl"] == pytest.approx(np.mean(terms), rel=1e-5)
 

@@ -140,7 +140,7 @@ def broken(nats: float) -> list[Sample]:
 
 def trained(samples: list[Sample], **changes: Any) -> dict[str, float]:
     model = tiny_model(2)
-    config = TrainerConfig(**({"lr": 0.0, "warmup_steps": 0, "max_grad_norm": 1e9} | changes))
+    config = TrainerConfig(**({"lr": 0.0, "warmup_steps": 0, "max_grad_norm": 1e9, "correction": "bypass"} | changes))
     return GRPO(model, torch.optim.SGD(model.parameters(), lr=0.0), config).step(make_batch(samples, train_version=5))
 
 

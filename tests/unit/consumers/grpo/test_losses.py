@@ -326,7 +326,7 @@ def test_T10_tokens_masked_by_the_trainer_are_left_out_of_every_count() -> None:
         ({"correction": "truncated"}, "corrects twice"),
         ({"correction": "truncated", "loss": "cispo"}, "corrects twice"),
         ({"loss": "reinforce", "correction": "bypass"}, "leave stale data uncorrected"),
-        ({"weight_cap": 2.0}, "a second one would correct twice"),
+        ({"correction": "bypass", "weight_cap": 2.0}, "a second one would correct twice"),
         ({"correction": ["bypass", "decoupled"]}, "Input should be"),
         ({"aggregation": "constant"}, "belong together"),
         ({"constant_tokens": 5}, "belong together"),

@@ -403,7 +403,12 @@ def test_clips_that_would_do_nothing_are_refused_and_those_that_must_be_there_to
 def test_T9_the_clips_of_gspo_are_of_a_ratio_to_pi_old() -> None:
     assert TrainerConfig(loss="gspo").correction == "decoupled"
     assert TrainerConfig(loss="gspo", correction="bypass").correction == "bypass"
-    assert {TrainerConfig(loss=loss).correction for loss in ("ppo", "cispo")} == {"bypass"}
+    assert TrainerConfig(loss="cispo").correction == "bypass"
+
+
+def test_T9_a_clip_is_by_default_of_a_ratio_to_pi_old() -> None:
+    """A clip of a ratio to the behaviour policy halves what samples four versions old teach (docs/consumers.md)."""
+    assert TrainerConfig().correction == "decoupled"
 
 
 @pytest.mark.parametrize("given", [{"loss": "cispo"}, {"loss": "reinforce", "correction": "truncated"}])
@@ -435,8 +440,8 @@ def test_the_data_has_no_end_unless_it_is_given_so_many_passes(tmp_path: Path) -
         ([], "trainer.loss=gspo", "trainer.clip_low", 3e-4),
         ([], "trainer.loss=gspo", "trainer.aggregation", "sample"),
         (["trainer.loss=cispo"], "trainer.loss=ppo", "trainer.dual_clip", 3.0),
-        (["trainer.loss=gspo"], "trainer.loss=ppo", "trainer.correction", "bypass"),
-        (["trainer.loss=reinforce"], "trainer.loss=ppo", "trainer.correction", "bypass"),
+        (["trainer.loss=cispo"], "trainer.loss=ppo", "trainer.correction", "decoupled"),
+        (["trainer.loss=reinforce"], "trainer.loss=ppo", "trainer.correction", "decoupled"),
         (["trainer.clip_low=0.1"], "trainer.loss=gspo", "trainer.clip_low", 0.1),
         ([], "staleness.mode=sync", "staleness.bound", 0),
         ([], "staleness.mode=one_step", "worker.apply", "drain"),
