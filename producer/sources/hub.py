@@ -13,6 +13,7 @@ import xxhash
 from penstock.config import DatasetConfig
 from penstock.config.data import STREAM_WINDOW
 from penstock.config.reading.dataset_path import parse_path
+from penstock.config.reading.hub import fetch_dataset
 from penstock.errors import ConfigError
 from penstock.producer.sources.arrow_rows import ArrowRows, check_whole
 from penstock.producer.sources.hub_files import by_row, files_of, is_saved, one_split, without_torch
@@ -120,6 +121,8 @@ def open_hub(name: str, config: DatasetConfig) -> Rows:
         ConfigError: it does not exist, cannot be read, is damaged, has no such split, or a column twice.
     """
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
+    if not Path(name).is_dir():
+        name = fetch_dataset(name, f"dataset {config.name}")
     try:
         table = one_split(_load(name, config), config).data.table
     except ConfigError as exc:

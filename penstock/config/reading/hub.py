@@ -18,18 +18,32 @@ def is_hub_id(text: str, folder: Path) -> bool:
 
 
 def fetch_model(name: str) -> str:
-    """Return the folder of a model in the Hub's cache, after a download of what is missing. Blocks.
+    """Return the folder of a model in the Hub's cache. Blocks and raises as ``_fetch``."""
+    return _fetch(name, "model", f"model.path {name}", _PATTERNS)
+
+
+def fetch_dataset(name: str, what: str) -> str:
+    """Return the folder of a dataset in the Hub's cache. Blocks and raises as ``_fetch``.
+
+    Args:
+        what: the dataset, at the beginning of the error.
+    """
+    return _fetch(name, "dataset", what, None)
+
+
+def _fetch(name: str, kind: str, what: str, patterns: list[str] | None) -> str:
+    """Download what the cache lacks. Blocks.
 
     Raises:
         ConfigError: the Hub does not have it or does not answer, and the cache does not have it either.
     """
-    check_installed("huggingface_hub", f"model.path {name}, an id at the Hugging Face Hub,")
+    check_installed("huggingface_hub", f"{what}, an id at the Hugging Face Hub,")
     from huggingface_hub import snapshot_download
 
     try:
-        return snapshot_download(name, allow_patterns=_PATTERNS)
+        return snapshot_download(name, repo_type=kind, allow_patterns=patterns)
     except (OSError, ValueError) as exc:
         raise ConfigError(
-            f"model.path: there is no folder {name}, and the Hugging Face Hub does not give a model of this id "
-            f"({format_exc(exc)}): correct it, or download the model and name its folder."
+            f"{what}: there is no folder {name}, and the Hugging Face Hub does not give a {kind} of this id "
+            f"({format_exc(exc)}): correct it, or download the {kind} and name its folder."
         ) from exc

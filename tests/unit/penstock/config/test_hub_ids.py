@@ -7,6 +7,7 @@ import pytest
 
 from penstock.config.load import check_files, load_config
 from penstock.errors import ConfigError
+from penstock.producer.dataset import Dataset
 
 RUN = "run: demo\nmodel: {path: %s}\ndata: {train: [{name: t, path: %s}]}\n"
 
@@ -38,6 +39,23 @@ def test_a_model_comes_from_the_cache_of_the_hub(cached: Path) -> None:
     assert config.model.path == str(cached)
     check_files(config, data=False)
     assert load("other", "t.jsonl", "--model.path=owner/small").model.path == str(cached)
+
+
+def test_a_dataset_comes_from_the_cache_of_the_hub(
+    cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "unpacked")
+    cache = tmp_path / "cache" / "datasets--owner--rows"
+    (cache / "snapshots" / "4567").mkdir(parents=True)
+    (cache / "snapshots" / "4567" / "train.jsonl").write_text('{"prompt": "1=", "label": "1"}\n')
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("4567")
+
+    dataset = Dataset(load("owner/small", "owner/rows").data.train[0], None)
+
+    assert len(dataset) == 1
+    assert dataset.take(0).text == "1="
 
 
 def test_an_existing_folder_wins(cached: Path) -> None:
