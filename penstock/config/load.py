@@ -5,6 +5,7 @@ masked in what is saved and printed; ``secret_environment`` passes them to child
 """
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ from penstock.config.reading.yaml_file import read_yaml
 from penstock.config.section import Section
 from penstock.errors import ConfigError
 from penstock.system.disk import put as put_file
+
+log = logging.getLogger(__name__)
 
 
 def anchor(values: dict[str, Any], folder: Path) -> None:
@@ -69,7 +72,7 @@ def _maps(value: Any) -> list[dict[str, Any]]:
 def absolute(config: Config) -> Config:
     """Make paths from environment or arguments absolute, relative to the current directory; fetch models by their ids.
 
-    Blocks for a download. Raises ConfigError if a model cannot be fetched.
+    Blocks for a download. A model that cannot be fetched is logged, and taken for a path.
     """
 
     def path(value: str) -> str:
@@ -79,7 +82,12 @@ def absolute(config: Config) -> Config:
 
     def model_path(value: str) -> str:
         # The script of ``prepare`` may create it.
-        return fetch_model(value) if config.prepare is None and is_hub_id(value, here) else path(value)
+        if config.prepare is None and is_hub_id(value, here):
+            try:
+                return fetch_model(value)
+            except ConfigError as exc:  # a plan needs no model; a start checks that it exists
+                log.warning("%s", exc)
+        return path(value)
 
     def anchored_set(one: DatasetConfig) -> DatasetConfig:
         images = one.image_folder and path(one.image_folder)

@@ -674,7 +674,7 @@ def test_a_task_of_ones_own(place: Place) -> None:
     plan, start = lines_of(block("docs/tutorial.md: penstock run run.yaml --plan"))
     here = " --model.path=model --model.dtype=float32 --trainer.device=cpu --trainer.colocate=false"
     here += " --worker.apply=abort --worker.drain_timeout_s=5 --trainer.steps=2 --rollout.n=4 --trainer.batch_groups=4"
-    planned = place.end(place.start(f"{plan} --gpus 8"))
+    planned = place.end(place.start(f"{plan} --gpus 8 --model.path=model"))
     here_engine = re.sub(r"(?ms)^engine:.*?(?=^worker:)", f"engine: {{url: '{place.engine}'}}\n", settings)
     (place.folder / "run.yaml").write_text(here_engine)
     place.end(place.start(start + here))

@@ -64,9 +64,12 @@ def test_an_existing_folder_wins(cached: Path) -> None:
     assert load("owner/small").model.path == str(Path("owner/small").absolute())
 
 
-def test_a_model_that_is_nowhere_is_one_sentence(cached: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no folder owner/none, and the Hugging Face Hub does not give"):
-        load("owner/none")
+def test_a_model_that_is_nowhere_stops_a_start(cached: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = load("owner/none")
+
+    assert "there is no folder owner/none, and the Hugging Face Hub does not give a model" in caplog.text
+    with pytest.raises(ConfigError, match="owner/none is not a folder"):
+        check_files(config, data=False)
 
 
 def test_a_model_that_a_script_makes_is_a_path(cached: Path) -> None:
