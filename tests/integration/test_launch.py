@@ -422,7 +422,7 @@ def test_fresh_starts_anew_and_resume_needs_a_run(desk: Desk) -> None:
             {"engine": {"python": sys.executable, "args": {"device": "cpu"}}},
             "has no sglang; run `penstock engine install`",
         ),
-        ({"engine": {}}, "takes 2 GPUs; this machine has no GPU"),
+        ({"engine": {"preset": "cuda"}}, "takes 2 GPUs; this machine has no GPU"),
         ({"prepare": ["absent.py"]}, "prepare: there is no script"),
         ({"prepare": ["broken.py"]}, "no luck today"),
         ({"model": {"path": "absent"}}, "model.path:"),
