@@ -3,12 +3,15 @@
     [B, L] rows ─> [1, T] tokens ─> decoder, its attention within each row ─> [T, H] ─> head, CHUNK tokens at a time,
     each but a single chunk computed again in the backward pass ─> [B, L]
 
-Models outside of ``PACKED`` (with images, sliding windows or scaled logits, say) get padded rows and all logits.
+Models outside of ``PACKED`` (with images, sliding windows or scaled logits, say), and those that compute their layers
+again in the backward pass, by when their own attention is back, get padded rows and all logits.
 """
 
+import inspect
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,7 +54,7 @@ class Policy(torch.nn.Module):
             micro: ``tokens`` [B, L], ``lengths`` [B], ``temperatures`` [B] or [B, L]; with images their arrays too.
         """
         with process.autocast(self.dtype, micro["tokens"].device):
-            if self.is_packed:
+            if self.is_packed and not _computes_layers_again(self.model):
                 return self._packed(micro)
             logits = self.model(**inputs_of(self.model, micro), use_cache=False).logits
         return losses.token_logprobs(logits, micro["tokens"], micro["temperatures"])
@@ -102,6 +105,11 @@ def _is_packable(model: Any) -> bool:
     )
 
 
+def _computes_layers_again(model: torch.nn.Module) -> bool:
+    """Return whether gradient checkpointing is on; a model's owner may switch it at any time."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
 @contextmanager
 def _packed_attention(model: Any) -> Iterator[None]:
     before = model.config._attn_implementation
@@ -110,6 +118,16 @@ def _packed_attention(model: Any) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = before
+
+
+@cache
+def _varlen() -> Any:
+    """Return torch's attention of packed rows; None before 2.11, which has none, or one without scale and window."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if {"scale", "window_size"} <= set(inspect.signature(varlen_attn).parameters) else None
 
 
 def attend(
@@ -136,9 +154,8 @@ def attend(
     """
     # Under autocast rotary embeddings make queries and keys float32; values keep the type that is computed in.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    if value.device.type == "cuda" and value.dtype is not torch.float32:
-        from torch.nn.attention.varlen import varlen_attn
-
+    varlen_attn = _varlen() if value.device.type == "cuda" and value.dtype is not torch.float32 else None
+    if varlen_attn is not None:
         repeat = query.shape[1] // key.shape[1]
         queries, keys, values = (one[0].transpose(0, 1) for one in (query, key, value))
         keys, values = keys.repeat_interleave(repeat, dim=1), values.repeat_interleave(repeat, dim=1)

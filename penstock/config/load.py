@@ -41,24 +41,26 @@ log = logging.getLogger(__name__)
 
 def anchor(values: dict[str, Any], folder: Path) -> None:
     """Make the relative paths of a YAML file absolute, in place; what has the wrong type is left for the check."""
+    # What a script prepares is local, also before it exists.
+    may_be_id = not values.get("prepare")
     if isinstance(model := values.get("model"), dict) and isinstance(model.get("path"), str):
-        model["path"] = _anchored_model(model["path"], folder)
+        model["path"] = _anchored_model(model["path"], folder, may_be_id)
     if isinstance(data := values.get("data"), dict):
         for sets in data.values():
             for dataset in sets if isinstance(sets, list) else []:
                 if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
-                    dataset["path"] = anchored(dataset["path"], folder)
+                    dataset["path"] = anchored(dataset["path"], folder, may_be_id=may_be_id)
                 if isinstance(dataset, dict) and isinstance(dataset.get("image_folder"), str):
                     dataset["image_folder"] = str(folder / dataset["image_folder"])
     for served in _maps(_map(values.get("fleet")).get("models")):
         if isinstance(served.get("model_path"), str):
-            served["model_path"] = _anchored_model(served["model_path"], folder)
+            served["model_path"] = _anchored_model(served["model_path"], folder, may_be_id)
     if isinstance(prepare := values.get("prepare"), list) and prepare and isinstance(prepare[0], str):
         prepare[0] = str(folder / prepare[0])
 
 
-def _anchored_model(path: str, folder: Path) -> str:
-    return path if is_hub_id(path, folder) else str(folder / path)
+def _anchored_model(path: str, folder: Path, may_be_id: bool) -> str:
+    return path if may_be_id and is_hub_id(path, folder) else str(folder / path)
 
 
 def _map(value: Any) -> dict[str, Any]:
@@ -91,7 +93,8 @@ def absolute(config: Config) -> Config:
 
     def anchored_set(one: DatasetConfig) -> DatasetConfig:
         images = one.image_folder and path(one.image_folder)
-        return one.model_copy(update={"path": anchored(one.path, here), "image_folder": images})
+        placed = anchored(one.path, here, may_be_id=config.prepare is None)
+        return one.model_copy(update={"path": placed, "image_folder": images})
 
     sets = {name: list(map(anchored_set, getattr(config.data, name))) for name in ("train", "eval")}
     data = config.data.model_copy(update=sets)

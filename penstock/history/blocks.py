@@ -48,6 +48,8 @@ def blocks_of(rows: Sequence[SampleRow]) -> Iterator[list[SampleRow]]:
     size = 0
     for row in rows:
         own = 4 * (len(row.answer) + len(row.prompt)) + (0 if row.tokens is None else 14 * len(row.tokens))
+        # A reader takes no record with too many values, and a reward may return very many.
+        own += len(pack(row.reward_info)) if row.reward_info else 0
         if block and (len(block) == MAX_SAMPLES or size + own > MAX_BYTES):
             yield block
             block, size = [], 0

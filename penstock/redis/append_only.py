@@ -47,9 +47,10 @@ class AppendOnlySync:
         self._redis_syncs = self._rewritten = False
 
     def start(self) -> None:
-        """Start the thread, unless it is running."""
+        """Begin with a server that was just started, which does not sync; start the thread, unless it is running."""
+        self._redis_syncs = False
         if self._ended is None:
-            self._redis_syncs, self._ended = False, threading.Event()
+            self._ended = threading.Event()
             threading.Thread(target=self._run, args=(self._ended,), name="append-only-sync", daemon=True).start()
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -148,6 +149,28 @@ def test_I4_a_disk_that_fails_to_sync_has_redis_refuse_writes_until_it_syncs_aga
         assert [record.levelname for record in caplog.records].count("ERROR") == 1, "said once"
     finally:
         server.kill()
+
+
+def test_I4_a_server_that_dies_while_its_disk_fails_refuses_writes_again_after_its_restart(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher starts a Redis that died without a stop: it begins without syncs of its own."""
+
+    def fails(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    def syncs_itself() -> bool:
+        with connect(server.url) as client:
+            client.incr("said")
+            return bool(client.config_get("appendfsync") == {"appendfsync": "everysec"})
+
+    monkeypatch.setattr(append_only.os, "fdatasync", fails)
+    until(syncs_itself)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: not server.alive())
+    server.start()
+    until(syncs_itself, 10)
 
 
 def refuses(client: Client) -> bool:

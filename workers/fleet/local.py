@@ -38,7 +38,8 @@ class Kept:
         """Restart the process if due; return its status. Does not block."""
         child = self._child
         if child.ended():
-            self._ended = self._is_to_end or child.code == 0
+            # A worker that drained is done; a server is needed, whatever code it ended with.
+            self._ended = self._is_to_end or (child.code == 0 and not self.spec.command)
             if not self._ended:
                 words = child.last_words(3)
                 self._why = f"ended by {child.how()}" + (f": {words}" if words else "")

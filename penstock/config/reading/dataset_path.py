@@ -32,11 +32,15 @@ def is_file(text: str) -> bool:
     return not text.startswith((HUB, CODE))
 
 
-def anchored(text: str, folder: Path) -> str:
-    """Make a path absolute, relative to ``folder``; an id at the Hub is ``hf:ID``, and import paths are unchanged."""
+def anchored(text: str, folder: Path, *, may_be_id: bool = True) -> str:
+    """Make a path absolute, relative to ``folder``; an id at the Hub is ``hf:ID``, and import paths are unchanged.
+
+    Args:
+        may_be_id: take OWNER/NAME for an id, where ``folder`` has no OWNER.
+    """
     if is_file(text):
         file = text.partition("@[")[0]
-        is_id = is_hub_id(file, folder) and not file.endswith(_OF_FILES)
+        is_id = may_be_id and is_hub_id(file, folder) and not file.endswith(_OF_FILES)
         return HUB + text if is_id else str(folder / text)
     name = hub_name(text)
     if name and Path(folder, name).is_dir():

@@ -1,5 +1,7 @@
 """Packed rows have the log-probabilities and gradients of padded ones, and no [tokens, vocabulary] exists."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +77,16 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
     torch.testing.assert_close(gradient, of_padded, atol=TOLERANCE * float(of_padded.abs().max() + 1), rtol=0)
 
 
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_a_model_with_gradient_checkpointing_has_the_same_gradients(is_reentrant: bool) -> None:
+    """Its layers run again in the backward pass, and must not see the row before theirs there."""
+    model, micro = model_of("llama").train(), micro_of(9, 1, 14, 5)
+    _, wanted = logprobs_and_gradient(Policy(model, torch.float32), micro)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": is_reentrant})
+    _, found = logprobs_and_gradient(Policy(model, torch.float32), micro)
+    torch.testing.assert_close(found, wanted, atol=TOLERANCE * float(wanted.abs().max() + 1), rtol=0)
+
+
 def test_a_row_does_not_see_the_row_before_it() -> None:
     made = Policy(model_of("llama"), torch.float32)
     both, alone = micro_of(9, 14), micro_of(9, 14)
@@ -110,6 +122,18 @@ def test_logits_of_a_chunk_are_the_largest_tensor(name: str, monkeypatch: pytest
 )
 def test_a_model_with_a_sliding_window_gets_padded_rows(config: Any) -> None:
     assert not Policy(AutoModelForCausalLM.from_config(config), torch.float32).is_packed
+
+
+@pytest.mark.parametrize("release", ["2.9", "2.10"])
+def test_an_older_torch_attends_row_by_row(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch>=2.6`` is allowed: 2.9 has no attention of packed rows, that of 2.10 takes neither scale nor window."""
+    older = None if release == "2.9" else SimpleNamespace(varlen_attn=lambda query, *, is_causal=False: query)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", older)
+    policy._varlen.cache_clear()
+    try:
+        assert policy._varlen() is None
+    finally:
+        policy._varlen.cache_clear()
 
 
 def test_attention_computes_in_the_type_of_the_values() -> None:

@@ -84,3 +84,15 @@ def test_an_id_of_a_dataset_is_read_by_datasets_and_a_file_is_a_file(cached: Pat
     assert load("m", "data/train.jsonl").data.train[0].path == str(Path("data/train.jsonl").absolute())
     Path("owner").mkdir()
     assert load("m", "owner/rows").data.train[0].path == str(Path("owner/rows").absolute())
+
+
+def test_what_prepare_makes_is_no_id_before_it_exists(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a first `make run`: the folder of the example has no data yet, and the command starts elsewhere."""
+    Path("run.yaml").write_text(RUN % ("owner/small", "owner/rows") + "prepare: [prepare.py, --out, owner]\n")
+    folder = Path.cwd()
+    monkeypatch.chdir(folder.parent)
+
+    config = load_config(folder / "run.yaml", [], {})
+
+    assert config.model.path == str(folder / "owner" / "small")
+    assert config.data.train[0].path == str(folder / "owner" / "rows")

@@ -50,6 +50,14 @@ def test_rows_are_there_once_however_often_they_are_written(tmp_path: Path) -> N
     ]
 
 
+def test_samples_whose_rewards_return_very_many_values_are_read_again(tmp_path: Path) -> None:
+    """A reader takes at most 8 Mi values of a record, and a reward may return 256 KiB of empty lists."""
+    with closing(HistoryWriter(tmp_path, 1, max_bytes=MANY)) as writer:
+        writer.write([row("d/0/1", k, reward_info={"empty": [[]] * 260_000}) for k in range(20)])
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert len(list(reader.each())) == 20, reader.problems
+
+
 def test_words_of_a_row_that_was_replaced_are_found_no_more(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
     writer.write([row(answer="a zebra")])

@@ -53,6 +53,15 @@ def test_a_server_that_dies_is_restarted_and_its_last_lines_are_shown(tmp_path: 
     server.kill()
 
 
+def test_a_server_that_ends_by_itself_is_restarted_though_its_code_is_0(tmp_path: Path) -> None:
+    """As SGLang's does after a SIGTERM of somebody else."""
+    server = kept(tmp_path, "print('bye', flush=True)")
+    until(lambda: bool(server.look().why))
+    assert server.look().state == ProcessState.RESTARTING
+    until(lambda: server.look().starts >= 2)
+    server.kill()
+
+
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     missing = Spec(
         "e", "engine", "127.0.0.1", (), (), {}, str(tmp_path / "e.log"), command=(os.path.join("no", "such"),)
