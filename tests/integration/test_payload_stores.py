@@ -24,6 +24,7 @@ from penstock.records.manifest import Row
 from penstock.redis.connect import connect
 from penstock.redis.control import PASSING, AsyncControl
 from penstock.redis.server import RedisServer
+from penstock.workers.jobs.payload_stores import PayloadStores
 from tests.integration import play
 from tests.integration.parts import until
 
@@ -245,6 +246,23 @@ async def test_I8_a_store_that_does_not_answer_passes(place: Place, store: Paylo
             look()
     with pytest.raises(QueueUnavailable):
         await place.put((payload(keys, 1), b"x"))
+
+
+async def test_I8_a_server_that_refuses_commands_is_set_aside_like_a_silent_one(place: Place, keys: Keys) -> None:
+    """Its samples, and those of healthy servers beside them, go on."""
+    with connect(place.store.url) as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+ping", "+info", "+hget", "+hgetall")
+    control = AsyncControl(place.store.url)
+    refusing = place.store.url.replace("redis://", "redis://reader:secret@")
+    config = RedisConfig(url=place.store.url, payload_servers={"refusing": refusing, "good": place.store.url})
+    stores = PayloadStores(config, keys, control, 60)
+
+    assert await stores.put("refusing", [("k", b"1")]) is None
+    assert stores.is_away("refusing")
+    assert await stores.put("good", [("k", b"1")]) == [None]
+    assert stores.choose("any sample") == "good"
+    await stores.close()
+    await control.close()
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "file:///folder"])

@@ -1,7 +1,7 @@
 """Choose where a worker writes payloads: the live payload servers of its run, or the control Redis if it has none.
 
 live, responding, has room ──> written to
-  ├ silent: its share goes to the others; retried after a pause, which doubles
+  ├ silent, or refuses: its share goes to the others; retried after a pause, which doubles
   └ full: its share waits
 """
 
@@ -9,6 +9,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection, Sequence
+
+from redis.exceptions import RedisError
 
 from penstock.config import RedisConfig
 from penstock.errors import PenstockError, QueueFull, QueueUnavailable
@@ -20,6 +22,8 @@ from penstock.text import redact
 
 log = logging.getLogger(__name__)
 
+#: A server is set aside when it does not answer, and when it refuses a command (no permission, say).
+_FAILURES = (QueueUnavailable, RedisError)
 #: Seconds for which a check of a server's memory is valid.
 LOOK_S = 1.0
 #: How long a payload server may stay silent before samples go to another one, the pause before it is retried, and the
@@ -105,7 +109,7 @@ class PayloadStores:
             return True
         try:
             return await self._room[server].is_full()
-        except QueueUnavailable as exc:
+        except _FAILURES as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
@@ -120,7 +124,7 @@ class PayloadStores:
             return None
         try:
             answers = await self._servers[server].put(pairs, self._ttl_s)
-        except QueueUnavailable as exc:
+        except _FAILURES as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
@@ -141,7 +145,7 @@ class PayloadStores:
         try:
             await self._servers[server].renew(renewed, self._ttl_s)
             answers = await self._servers[server].read(wanted)
-        except QueueUnavailable as exc:
+        except _FAILURES as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc, "read")
@@ -149,12 +153,16 @@ class PayloadStores:
         self._away.pop(server, None)
         return answers
 
-    def _set_aside(self, server: str, exc: PenstockError, what: str = "written to") -> None:
+    def _set_aside(self, server: str, exc: Exception, what: str = "written to") -> None:
         """Send the share of a server that does not respond to others, and retry it later."""
         pause_s = self._away[server][1] if server in self._away else AWAY_S
         self._away[server] = (time.monotonic() + pause_s, min(2 * pause_s, LONGEST_AWAY_S))
         log.warning(
-            "payload server %s cannot be %s; finished samples go to others for %g s: %s", server, what, pause_s, exc
+            "payload server %s cannot be %s; finished samples go to others for %g s: %s",
+            server,
+            what,
+            pause_s,
+            redact(str(exc)),
         )
 
     async def close(self) -> None:
