@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, HookError
 from penstock.records.sample import Sample
 from tests.adapters.slime_contract import check_share
 from tests.batch_factory import make_batch, make_samples, tiny_model
-from tests.unit.consumers.adapters.test_slime import experts_of, with_sides
+from tests.unit.consumers.adapters.test_slime import experts_of, with_lost_sides, with_sides
 
 HERE = "tests.unit.consumers.adapters.test_converting"
 
@@ -161,7 +161,7 @@ def test_a_function_of_a_batch_says_what_it_wants_to(samples: list[Sample]) -> N
 
 def test_a_lost_sample_is_there_without_tokens_and_stays_a_filler(samples: list[Sample]) -> None:
     convert = Converter(config("as_slime_has_it", scale=1.0), f"{HERE}:as_slime_has_it")
-    batch = with_sides(samples, {}, 5)
+    batch = with_lost_sides(samples, {}, 5)
 
     def leaving(args: Any, given: list[Any]) -> Any:
         assert (given[5].tokens, given[5].remove_sample) == ([], True)
@@ -175,7 +175,7 @@ def test_a_lost_sample_is_there_without_tokens_and_stays_a_filler(samples: list[
 
 @pytest.mark.parametrize("sides", [False, True])
 def test_what_slimes_own_function_gives_is_taken(samples: list[Sample], sides: bool) -> None:
-    batch = with_sides(samples, experts_of(samples) if sides else {}, 5)
+    batch = with_lost_sides(samples, experts_of(samples) if sides else {}, 5)
     convert = Converter(config("as_slimes_own"), f"{HERE}:as_slimes_own")
     plain, found = train_shares(batch, 2, first_index=7), train_shares(batch, 2, first_index=7, convert=convert)
     for before, data in zip(plain, found, strict=True):
