@@ -1,6 +1,6 @@
 """Post the end of a run to a web address: finished, failed or stopped (``notify.url``).
 
-It never delays the end of a run for longer than ``TIMEOUT_S``; failures are only logged. Redirects are refused,
+It never delays the end of a run for longer than ``notify.timeout_s``; failures are only logged. Redirects are refused,
 so that only the configured address gets the message. Secrets are masked in it.
 """
 
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds before the second attempt; doubles.
 PAUSE_S = 0.5
-#: Longest time of all attempts together, and the number of attempts.
-TIMEOUT_S, ATTEMPTS = 10.0, 3
 #: Most characters of a reason that are sent.
 MAX_REASON = 4_000
 
@@ -64,53 +62,53 @@ def message(config: Config, record: RunRecord, summary: dict[str, Any]) -> dict[
 
 
 def notify(config: NotifyConfig, body: dict[str, Any]) -> None:
-    """Post ``body``. Blocks for ``TIMEOUT_S`` at most; failures are logged, without the address."""
+    """Post ``body``. Blocks for ``timeout_s`` at most; failures are logged, without the address."""
     if config.url is None:
         return
     # In a thread that may be abandoned: a resolver that hangs cannot be cancelled.
     failures: list[str] = []
-    thread = threading.Thread(target=_run, args=(config.url, body, failures), name="notify", daemon=True)
+    thread = threading.Thread(target=_run, args=(config, config.url, body, failures), name="notify", daemon=True)
     thread.start()
-    thread.join(TIMEOUT_S)
+    thread.join(config.timeout_s)
     if thread.is_alive():
-        failures.append(f"it did not answer in {TIMEOUT_S:g} s")
+        failures.append(f"it did not answer in notify.timeout_s = {config.timeout_s:g}")
     if failures:
         log.warning("failed to post the end of the run to notify.url: %s", redact(failures[-1]))
 
 
-def _run(url: str, body: dict[str, Any], failures: list[str]) -> None:
+def _run(config: NotifyConfig, url: str, body: dict[str, Any], failures: list[str]) -> None:
     try:
-        if failure := asyncio.run(_post_until(url, json.dumps(body).encode())):
+        if failure := asyncio.run(_post_until(config, url, json.dumps(body).encode())):
             failures.append(failure)
     except Exception as exc:
         # Any error of the library: the run has ended, and reporting its end must not fail.
         failures.append(f"{type(exc).__name__}: {exc}")
 
 
-async def _post_until(url: str, data: bytes) -> str:
+async def _post_until(config: NotifyConfig, url: str, data: bytes) -> str:
     """Post until the server accepts; return '' or the error."""
     import aiohttp
 
     failure, pause_s = "", PAUSE_S
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), trust_env=False) as session:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(config.max_attempts):
             if attempt:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
-            failure, again = await _post(session, url, data)
+            failure, again = await _post(session, url, data, config.timeout_s)
             if not again:
                 return failure
-    return f"{failure} ({ATTEMPTS} tries)"
+    return f"{failure} ({config.max_attempts} tries)"
 
 
-async def _post(session: "aiohttp.ClientSession", url: str, data: bytes) -> tuple[str, bool]:
+async def _post(session: "aiohttp.ClientSession", url: str, data: bytes, timeout_s: float) -> tuple[str, bool]:
     """Post once; return the error, or '', and whether a retry may help."""
     import aiohttp
 
     headers = {"Content-Type": "application/json", "User-Agent": "penstock"}
     try:
         async with (
-            asyncio.timeout(TIMEOUT_S),
+            asyncio.timeout(timeout_s),
             session.post(url, data=data, headers=headers, allow_redirects=False) as answer,
         ):
             status = answer.status

@@ -162,6 +162,7 @@ class RedisServer:
         password: required from clients, and dangerous commands are forbidden (``RULES``); None allows all. The
             server listens on loopback only.
         appendfsync: ``everysec``, by this process (``AppendOnlySync``), or ``always``, by the server.
+        max_memory_bytes: 0 sets no limit.
     """
 
     def __init__(
@@ -171,12 +172,14 @@ class RedisServer:
         port: int = 0,
         password: str | None = None,
         appendfsync: str = "everysec",
+        max_memory_bytes: int = 0,
         binary: Path | None = None,
     ) -> None:
         self.folder = folder
         self.port = port
         self.password = password
         self.appendfsync = appendfsync
+        self.max_memory_bytes = max_memory_bytes
         self.binary = binary or find_binary()
         self._keeper_password = secrets.token_urlsafe(24)
         # TERM rather than KILL: it writes its buffer before it goes.
@@ -295,7 +298,7 @@ class RedisServer:
             *(["appendfsync no", f"syslog-ident {IDENT}"] if self._sync else [f"appendfsync {self.appendfsync}"]),
             f"auto-aof-rewrite-min-size {REWRITE_BYTES}",
             'save ""',
-            "maxmemory 0",
+            f"maxmemory {self.max_memory_bytes}",
             "maxmemory-policy noeviction",
             "databases 1",
         ]

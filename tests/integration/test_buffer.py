@@ -351,6 +351,26 @@ def test_I4_without_a_checkpoint_nothing_goes_and_a_rewind_to_the_start_is_possi
         assert play.counter(client, keys, "retired") == 0
 
 
+def test_retention_lets_groups_go_without_a_checkpoint_and_says_what_that_costs(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    from penstock.errors import ProtocolError
+
+    config = make_config(redis_server.url, keys.run, tmp_path, buffer={"retention_s": 0.1})
+    with buffering(config), Trainer(config) as trainer:
+        publish(trainer)
+        admit(client, keys, 4)
+        Player(client, keys).work(4, 1)
+        step(trainer)
+        trainer.next(timeout=60)  # in hand, and not committed: it stays
+        until(lambda: play.counter(client, keys, "evicted") == 2)
+        until(lambda: len(payloads_left(client, keys)) == 4)
+        assert play.counter(client, keys, "retired") == 0
+        with pytest.raises(ProtocolError, match="cannot go back to batch 0: batches up to 1 are retired"):
+            trainer.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 0})
+    assert audit(client, keys).ok
+
+
 def test_groups_of_a_lane_that_nobody_reads_yet_wait_for_who_does(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:

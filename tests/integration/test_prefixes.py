@@ -203,7 +203,7 @@ async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_m
     publish(client, keys, publications[1])
     named = [job(index, first, sampling=LONG | {"max_new_tokens": 1200}) for index, first in enumerate("abc")]
     jobs = admit(client, keys, named)
-    rollout = {"lease_tokens": 70}
+    rollout = {"lease_tokens": 70, "mask_offpolicy_in_partial_rollout": True}
 
     def released(times: int) -> Callable[[], bool]:
         return lambda: play.counter(client, keys, "released") >= times

@@ -357,7 +357,7 @@ def test_a_quota_takes_its_share_and_the_same_one_again(client: redis.Redis, key
         until(lambda: sub_of(client, keys, "rm")["held_groups"] == held)
 
 
-@pytest.mark.parametrize("limit", [{"keep_groups": 4}, {"keep_s": 0.2}], ids=str)
+@pytest.mark.parametrize("limit", [{"keep_groups": 4}, {"keep_bytes": 1}, {"keep_s": 0.2}], ids=str)
 def test_an_absent_subscription_holds_no_more_than_its_retention(
     client: redis.Redis, keys: Keys, config: Config, limit: dict[str, float]
 ) -> None:
