@@ -51,8 +51,8 @@ NEEDS = {verb: arguments for verb, (arguments, _) in UNKNOWN.items()} | {
     "payloads add": ["p9", "redis://127.0.0.1:1/0"],
     "subs set": ["actor", "size=3"],
 }
-#: A run is one of two things that `reward try` may be told; it has tests of its own.
-NOT_HERE = NO_RESULT | NO_RUN | {"reward try"}
+#: `reward try` may be told a run or not, and two verbs make what a run needs: they have tests of their own.
+NOT_HERE = NO_RESULT | NO_RUN | {"reward try", "init", "engine install"}
 OF_A_RUN = sorted(set(VERBS) - NOT_HERE)
 
 
