@@ -83,7 +83,7 @@ async def test_what_is_asked_for_no_more_is_ended_with_all_that_it_started() -> 
     await until(lambda: running(mark) or task.done(), "it runs", limit_s=300)
     assert not task.done(), task.result()
     task.cancel()
-    await until(lambda: not running(mark), "it is gone", limit_s=300)
+    await until(lambda: not running(mark), "it is gone, long before its time is over", limit_s=60)
     await rewards.close()
 
 
