@@ -75,4 +75,4 @@ def test_prepare_makes_everything_once(prepare: ModuleType, tmp_path: Path) -> N
 def test_the_configurations_hold(example: str) -> None:
     config = Config(**yaml.safe_load((EXAMPLES / example / "run.yaml").read_text()))
     assert config.run == example
-    assert config.engine.args["disable-radix-cache"] is True
+    assert config.engine.server_args["disable-radix-cache"] is True

@@ -8,7 +8,7 @@ import pytest
 from penstock.consumers.session import Session
 
 
-@pytest.mark.parametrize("failing", ["evaluations", "steps", "publisher", "subscription", "reader", "spans"])
+@pytest.mark.parametrize("failing", ["evaluations", "steps", "publisher", "subscription", "reader"])
 def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     """The subscription above all: its heartbeat would hold it, and the next trainer would be refused."""
     ended: list[str] = []
@@ -27,11 +27,10 @@ def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     session._publisher = SimpleNamespace(close=ending("publisher"))
     session.subscriber = SimpleNamespace(leave=ending("subscription"))
     session.reader = SimpleNamespace(close=ending("reader"))
-    session._spans = SimpleNamespace(close=ending("spans"))
     session._exporter = None
     session._evaluation_reader = SimpleNamespace(stop=ending("evaluations"))
 
     with pytest.raises(RuntimeError, match=failing):
         session.close()
 
-    assert ended == ["evaluations", "steps", "publisher", "subscription", "reader", "spans"]
+    assert ended == ["evaluations", "steps", "publisher", "subscription", "reader"]

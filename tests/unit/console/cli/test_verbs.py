@@ -11,7 +11,7 @@ from penstock.console.cli import main as cli
 #: Parts of a run, what starts one, and what a person looks at: they print no result.
 NO_RESULT = {
     *("run", "prepare", "redis", "producer", "worker", "buffer serve", "verifiers", "trainer", "recorder", "serve"),
-    *("fleet up", "web", "top"),
+    *("fleet up", "web", "top", "init", "engine install"),
 }
 #: What cannot be taken back, or holds a run up: it asks a person, and can be looked at before.
 DESTRUCTIVE = {
