@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -246,6 +246,7 @@ class Child:
             return
         if self._kept:
             self.hang_up()
+            self.process.send_signal(signal.SIGCONT)  # a stopped keeper does nothing
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(KILL_S)
         _kill_group(self.process.pid)
@@ -262,24 +263,3 @@ def end_text(code: int | None) -> str:
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and all its descendants, also those in sessions of their own or of another user (on Linux)."""
-    _signal(pid, signal.SIGSTOP)  # it starts no more
-    for one in [*_descendants(pid), pid]:
-        _signal(one, signal.SIGKILL)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    """Yield the descendants of a process, each before its children."""
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, file.read_text().split()):
-                yield child
-                yield from _descendants(child)

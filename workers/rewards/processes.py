@@ -22,7 +22,7 @@ from typing import IO, Any
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.system.keeper import die_with
-from penstock.system.processes import kill_tree, python_command, python_environment
+from penstock.system.processes import python_command, python_environment
 from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.jail.jail import JailError
 from penstock.workers.rewards.kinds.code import Workshop
@@ -162,9 +162,8 @@ class _Process:
         return await self.end()
 
     async def kill(self) -> int:
-        # A jailed program of another user outlives bubblewrap, which may send it no signal.
-        if self.process.returncode is None:
-            kill_tree(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
         return await self.process.wait()
 
 

@@ -168,7 +168,8 @@ class Bwrap:
     def _options(cell: Cell) -> list[str]:
         options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
         options += ["--unshare-user"] if cell.user is None else ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        options += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "jail", "--clearenv"]
+        # Without --as-pid-1: the first process has bubblewrap's user, so that it gets the signal of bubblewrap's end.
+        options += ["--die-with-parent", "--new-session", "--hostname", "jail", "--clearenv"]
         for name, value in ENVIRONMENT.items():
             options += ["--setenv", name, value]
         # Before the readable paths, some of which may be below it.

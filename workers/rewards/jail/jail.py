@@ -101,7 +101,8 @@ class _Watch:
     """One running program, from its start to its end.
 
     Args:
-        pid_pipe: the pipe with the program's process id; None: it is the process.
+        pid_pipe: the pipe with the id of bubblewrap's first process in the jail, with which all others end; None: there
+            is no other process.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", pid_pipe: int | None, limits: Limits) -> None:
@@ -144,8 +145,8 @@ class _Watch:
 
     def end(self) -> None:
         """Kill its remaining processes, and wait until they have ended."""
-        # The program first, with all its processes: bubblewrap then collects it and ends.
-        for pid in (self._program(), self.pid):
+        # The jail's first process, and with it all others: bubblewrap then collects it and ends.
+        for pid in (self._first(), self.pid):
             if self._status is None and pid is not None:
                 _kill(pid)
                 deadline = time.monotonic() + _GONE_S
@@ -176,7 +177,7 @@ class _Watch:
 
     def _reap(self) -> None:
         # Until it is reaped, its id and its group's cannot be reused.
-        if self._program() == self.pid:
+        if self._pid_pipe is None:
             _kill(self.pid)
         self._status = self.process.wait()
         self._poll.unregister(self._pidfd)
@@ -209,14 +210,16 @@ class _Watch:
 
         A process with children may wait for them, which counts as its own time.
         """
-        process = Path(f"/proc/{self._program() or self.pid}")
+        pid = self._first() or self.pid
         with contextlib.suppress(OSError, ValueError, IndexError):
-            if not self._is_ready or not _has_children(process):
-                self._last_waited_s = int((process / "schedstat").read_text().split()[1]) / 1e9
+            if self._pid_pipe is not None:  # bubblewrap's first process waits for the program
+                pid = next(iter(_children(pid)), pid)
+            if not self._is_ready or not _children(pid):
+                self._last_waited_s = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
         return self._last_waited_s
 
-    def _program(self) -> int | None:
-        """Return the program's process id; None if it is not known yet."""
+    def _first(self) -> int | None:
+        """Return the id of the jail's first process; None if it is not known yet."""
         if self._pid_pipe is None:
             return self.pid
         found = _PROGRAM.search(self._read[self._pid_pipe])
@@ -227,10 +230,9 @@ class _Watch:
         return self._status if self._status >= 0 else 128 - self._status
 
 
-def _has_children(process: Path) -> bool:
-    """Return whether a process has children; False on kernels that do not report it."""
-    lists = process.glob("task/*/children")
-    return any(one.read_text() for one in lists)
+def _children(pid: int) -> list[int]:
+    """Return the ids of a process's children; [] on kernels that do not report them."""
+    return [int(child) for file in Path(f"/proc/{pid}").glob("task/*/children") for child in file.read_text().split()]
 
 
 def _kill(pid: int) -> None:
