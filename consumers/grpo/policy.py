@@ -3,8 +3,8 @@
     [B, L] rows ─> [1, T] tokens ─> decoder, its attention within each row ─> [T, H] ─> head, CHUNK tokens at a time,
     each but a single chunk computed again in the backward pass ─> [B, L]
 
-Models outside of ``PACKED`` (with images, sliding windows or scaled logits, say), and those that compute their layers
-again in the backward pass, by when their own attention is back, get padded rows and all logits.
+Models outside of ``PACKED`` (with images, sliding windows or scaled logits, say) get padded rows and all logits; so do
+those with gradient checkpointing, whose layers run again in the backward pass, when their own attention is back.
 """
 
 import inspect
@@ -48,13 +48,13 @@ class Policy(torch.nn.Module):
             AttentionInterface.register(ATTENTION, attend)
 
     def forward(self, micro: dict[str, Any]) -> Tensor:
-        """Return [B, L] log π_θ of the tokens at their sampling temperature; 0 at position 0 and on padding.
+        """Return [B, L] log π_θ of the tokens at their sampling temperature; 0 at position 0, undefined on padding.
 
         Args:
             micro: ``tokens`` [B, L], ``lengths`` [B], ``temperatures`` [B] or [B, L]; with images their arrays too.
         """
         with process.autocast(self.dtype, micro["tokens"].device):
-            if self.is_packed and not _computes_layers_again(self.model):
+            if self.is_packed and not self.model.is_gradient_checkpointing:
                 return self._packed(micro)
             logits = self.model(**inputs_of(self.model, micro), use_cache=False).logits
         return losses.token_logprobs(logits, micro["tokens"], micro["temperatures"])
@@ -103,11 +103,6 @@ def _is_packable(model: Any) -> bool:
     return set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"} and (
         getattr(config, "sliding_window", None) is None
     )
-
-
-def _computes_layers_again(model: torch.nn.Module) -> bool:
-    """Return whether gradient checkpointing is on; a model's owner may switch it at any time."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 @contextmanager

@@ -54,7 +54,8 @@ class PayloadStore:
         return list(self.client.mget(names))
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-        """Read (key, first byte, number of bytes); None if the payload is missing, or ends before."""
+        """Read (key, first byte, number of bytes); None if the payload is missing, or
+        ends before the first; fewer bytes if it ends before the last."""
         pipe = self.client.pipeline(transaction=False)
         for name, begin, num_bytes in ranges:
             pipe.getrange(name, begin, begin + num_bytes - 1)
