@@ -129,8 +129,8 @@ async def test_a_crash_loop_of_starts_is_a_published_state_and_ends_when_the_ope
     arguments = json.dumps([[["device"], "one", "str", []], [["incremental-streaming-output"], "nothing", "", []]])
     python.write_text(_PYTHON.format(folder=tmp_path, python=sys.executable, arguments=arguments))
     python.chmod(0o755)
-    # The engine does not get our PYTHONPATH.
-    engine = {"python": str(python), "env": {"PYTHONPATH": os.getcwd()}} | QUICK
+    # The engine does not get our PYTHONPATH; its release has no argument of a preset but the device.
+    engine = {"python": str(python), "args": {"device": "cpu"}, "env": {"PYTHONPATH": os.getcwd()}} | QUICK
     publish(client, keys, publications[1])
     jobs = admit(client, keys, [job(0)])
     said: dict[str, Any] = {}

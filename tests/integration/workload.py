@@ -65,19 +65,28 @@ def jobs(number: int = 0) -> list[Job]:
     ]
 
 
+def versions_of(sample: Sample) -> set[int]:
+    return {version for version in sample.versions if version >= 0}
+
+
 async def produce(
-    engine: SglangEngine, tokenizer: Any, publications: list[Publication], policy: Policy
+    engine: SglangEngine,
+    tokenizer: Any,
+    publications: list[Publication],
+    policy: Policy,
+    versions: Callable[[Sample], set[int]] = versions_of,
 ) -> tuple[list[Sample], list[ApplyReport]]:
     """Rounds of samples until one was interrupted as it should be: a starved client may send a version too late.
 
-    Those of all rounds; only the last one is worth its name (:func:`assert_spans_enough`).
+    Those of all rounds; only the last one is worth its name (:func:`assert_spans_enough`). ``versions`` returns those
+    that generated a sample.
     """
     samples: list[Sample] = []
     reports: list[ApplyReport] = []
     while not samples or engine.version + 2 < len(publications):
         drawn, applied = await _round(len(samples) // NUM_SAMPLES, engine, tokenizer, publications, policy)
         samples, reports = samples + drawn, reports + applied
-        if _spans_enough(drawn) and (policy != "abort" or all(report.num_aborted for report in applied)):
+        if _spans_enough(drawn, versions) and (policy != "abort" or all(report.num_aborted for report in applied)):
             break
     return samples, reports
 
@@ -99,20 +108,16 @@ async def _round(
     return await asyncio.gather(*tasks), reports
 
 
-def versions_of(sample: Sample) -> set[int]:
-    return {version for version in sample.versions if version >= 0}
-
-
-def assert_spans_enough(samples: list[Sample]) -> None:
+def assert_spans_enough(samples: list[Sample], versions: Callable[[Sample], set[int]] = versions_of) -> None:
     """The workload is worth its name: many samples span two versions, lengths span a factor of 20."""
     last = samples[-NUM_SAMPLES:]
     drawn = [sum(sample.generated) for sample in last]
     assert max(drawn) >= 20 * min(drawn)
-    assert _spans_enough(last)
+    assert _spans_enough(last, versions)
 
 
-def _spans_enough(samples: list[Sample]) -> bool:
-    return sum(len(versions_of(sample)) >= 2 for sample in samples) >= 0.2 * len(samples)
+def _spans_enough(samples: list[Sample], versions: Callable[[Sample], set[int]]) -> bool:
+    return sum(len(versions(sample)) >= 2 for sample in samples) >= 0.2 * len(samples)
 
 
 def assert_well_formed(samples: list[Sample]) -> None:
