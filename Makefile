@@ -26,7 +26,7 @@ help:
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make agents     the environment of frameworks for agents, for the tests of the gateway with them"
 	@echo "make bench      benchmarks (ARGS=NAME)"
-	@echo "make reference  docs/configuration.md, docs/metrics.md and docs/waits.md, from the code"
+	@echo "make reference  docs/configuration.md, docs/metrics.md and docs/internals/waits.md, from the code"
 	@echo "make release    the wheel, tried in a clean environment: what it brings works, and has the changelog's version"
 	@echo "make clean      removes environments, runs and caches"
 
@@ -129,7 +129,7 @@ browser: .venv/.browser
 model: venv
 	@PENSTOCK_MODEL_HISTORIES=20000 .venv/bin/pytest tests/model -q -s $(ARGS)
 
-# Whole runs of real processes under faults, each judged by the checker (docs/chaos.md); under 8 minutes.
+# Whole runs of real processes under faults, each judged by the checker (docs/internals/chaos.md); under 8 minutes.
 SOURCE ?= .
 chaos: venv
 	@.venv/bin/python -m tests.chaos.minutes --source $(SOURCE) $(ARGS)
@@ -149,11 +149,11 @@ check: venv
 	@.venv/bin/python -m tests.language
 	@.venv/bin/mypy
 
-# docs/configuration.md, docs/metrics.md and docs/waits.md, from the code.
+# docs/configuration.md, docs/metrics.md and docs/internals/waits.md, from the code.
 reference: venv
 	@.venv/bin/python -m tests.reference.configuration docs/configuration.md
 	@.venv/bin/python -m tests.reference.metrics docs/metrics.md
-	@.venv/bin/python -m tests.reference.waits docs/waits.md
+	@.venv/bin/python -m tests.reference.waits docs/internals/waits.md
 
 # The wheel in a clean environment without extras: half a minute of installing.
 release: venv

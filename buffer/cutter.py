@@ -198,7 +198,7 @@ class Cutter:
         return decided.cause
 
     def _owe(self, sub: Subscription, decided: Owe) -> Cause:
-        """Grant groups beyond the gate (protocol.md)."""
+        """Grant groups beyond the gate (docs/internals/protocol.md)."""
         counted = [name for name, one in self._state.subs.items() if one.account == sub.account]
         call = scripts.grant(self._keys, self._lead, sub.name, decided.groups, decided.completed, counted)
         if owed := run(self._client, call):

@@ -1,4 +1,4 @@
-"""Write folders of versions in the background, after their announcement (docs/protocol.md, The send first).
+"""Write folders of versions in the background, after their announcement (docs/internals/protocol.md, The send first).
 
     trainer's thread    copy ─> (announce, send) ─> put ─────────────> keep: repeat the announcement
     writer's thread                                  └─> folder ─> whole ─> offer over HTTP

@@ -224,7 +224,7 @@ class RewardConfig(Section):
     #: Attempts of a reward that raises.
     max_attempts: Positive = 2
     #: CPU time of one check of a slow reward by name (math_verify, math); an answer that needs more is worth 0
-    #: (docs/truth.md, T11).
+    #: (docs/internals/truth.md, T11).
     check_cpu_s: Positive = 5
     #: Admission stops when more than this share of a dataset's jobs failed in the user's code (reward, environment), of
     #: the last ``died_window`` that ended, from ``died_from`` on; 1: never.

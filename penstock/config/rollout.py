@@ -18,7 +18,8 @@ class RolloutConfig(Section):
 
     #: Answers per prompt (size of a group).
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 8
-    #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training (docs/truth.md, T7).
+    #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training
+    #: (docs/internals/truth.md, T7).
     sampling: dict[str, Any] = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
     #: Overrides of ``sampling`` for evaluations.
     eval_sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0})
@@ -26,7 +27,8 @@ class RolloutConfig(Section):
     max_context_tokens: Positive = 32768
     #: Most turns of a sample with an environment.
     max_turns: Positive = 8
-    #: Side arrays (``sample.sides``) that every sample of training must have; one without fails (docs/truth.md, T17).
+    #: Side arrays (``sample.sides``) that every sample of training must have; one without fails
+    #: (docs/internals/truth.md, T17).
     sides: list[str] = Field(default_factory=list)
     #: A frozen model whose logprobs of the generated tokens every sample of training has, as side array
     #: ``teacher_logprobs`` (docs/distillation.md).

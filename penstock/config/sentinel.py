@@ -3,7 +3,7 @@
     redis+sentinel://[USER][:PASSWORD@]HOST:PORT,HOST:PORT,.../NAME[/DB][?sentinel_username=U&sentinel_password=P]
 
 USER and PASSWORD are the primary's. A failover breaks the connections; processes retry until the sentinels name
-another primary, as after a restart. What the old primary had not replicated is lost (docs/protocol.md).
+another primary, as after a restart. What the old primary had not replicated is lost (docs/internals/protocol.md).
 """
 
 import re

@@ -126,9 +126,9 @@ class TrainerConfig(Section):
     #: Loss per token (consumers/grpo/losses.py); it brings its own clips, aggregation and correction where they are not
     #: given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, cispo bypass where none is given, the
-    #: others decoupled: with bypass a clip holds a token near the policy that generated it, for as many steps as the
-    #: token is old, which halves the learning from samples four versions old (docs/consumers.md).
+    #: One correction, never two (docs/internals/truth.md, T9). The default is truncated for reinforce, bypass for
+    #: cispo, decoupled for the others: with bypass a clip holds a token near the policy that generated it, for as many
+    #: steps as the token is old, which halves the learning from samples four versions old (docs/consumers.md).
     correction: Literal["bypass", "decoupled", "truncated"] = "decoupled"
     #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
     weight_cap: Annotated[float, Field(gt=0)] | None = None

@@ -2,7 +2,8 @@
 
     heard = sum of accounts + held by live groups        per home lane, at every instant
 
-Verbs keep it in the hash ``tokens``, field ``LANE:ACCOUNT`` (``lua/ledger.lua``); docs/protocol.md has the accounts.
+Verbs keep it in the hash ``tokens``, field ``LANE:ACCOUNT`` (``lua/ledger.lua``);
+docs/internals/protocol.md has the accounts.
 """
 
 from collections import defaultdict

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "examples/*/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "docs/internals/*.md", "examples/*/README.md")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Each key of docs/protocol.md is deleted while buffer, producer, worker and trainer run: no raw error, crash or hang.
+"""No deleted key of docs/internals/protocol.md ends buffer, producer, worker or trainer with a raw error or a hang.
 
 What blocks a part then is named by `penstock why`.
 """
@@ -33,7 +33,7 @@ from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering, producing
 from tests.integration.worker_play import until, working
 
-PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol.md"
 #: All keys of the run at once, as FLUSHALL deletes them.
 EVERYTHING = "*"
 

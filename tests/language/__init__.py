@@ -38,7 +38,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 def matches(root: Path = ROOT) -> Iterator[tuple[str, int, str]]:
     """Yield (path, line number, text) of each line that matches, in product code and docs below ``root``."""
     files = [path for part in PARTS for path in (root / part).rglob("*") if path.suffix in (".py", ".lua", ".js")]
-    files += [*(root / "docs").glob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]
+    files += [*(root / "docs").rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]
     for path in sorted(path for path in files if path.is_file()):
         found = {number: text for number, text in _texts(path) if WORDS.search(text) or OPENING.search(text)}
         yield from ((str(path.relative_to(root)), number, text.strip()) for number, text in sorted(found.items()))

@@ -1,4 +1,4 @@
-"""Write docs/waits.md, with every cause of a wait, from the code that reports them.
+"""Write docs/internals/waits.md, with every cause of a wait, from the code that reports them.
 
 ``python -m tests.reference.waits FILE`` writes the page (``make reference``); a test keeps it current.
 """

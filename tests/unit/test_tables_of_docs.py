@@ -43,7 +43,7 @@ def accounts() -> set[str]:
         ("consumers.md", "| | loss per token |", LOSSES),
         ("consumers.md", "| `trainer.transport` |", TRANSPORTS),
         ("consumers.md", "| | where | after a rewind", TRACKERS),
-        ("protocol.md", "| account |", accounts()),
+        ("internals/protocol.md", "| account |", accounts()),
         ("tracing.md", "| end |", set(TryEnd) - {TryEnd.OPEN}),
         ("tracing.md", "| stage of a sample |", MEANING),
     ],

@@ -158,7 +158,8 @@ DEFECTS = {
 }  # fmt: skip
 
 
-#: Rule of docs/truth.md -> the defects that break it. Rules of the loss and of sampling alone need no run to be broken.
+#: Rule of docs/internals/truth.md -> the defects that break it. Rules of the loss and of sampling alone need no run
+#: to be broken.
 RULES = {
     "T1": ("version_reused", "forgotten_number_reused", "abandoned_kept"),
     "T2": ("train_version_behind",),

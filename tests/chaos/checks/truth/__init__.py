@@ -1,4 +1,4 @@
-"""Properties that follow from the rules of docs/truth.md (T1 to T18), one module each; all of a history alone."""
+"""Properties that follow from the rules T1 to T18 (docs/internals/truth.md), one module each, from a history alone."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Causes of waits: each has a kind and a text, travels as name and fields, and is listed in docs/waits.md."""
+"""Causes of waits: each has a kind and a text, travels as name and fields, and is listed in docs/internals/waits.md."""
 
 from pathlib import Path
 from random import Random
@@ -47,7 +47,7 @@ def test_every_cause_has_a_kind_a_text_and_a_label_and_travels_unchanged(cause: 
 
 
 def test_the_page_is_current() -> None:
-    assert page() == (ROOT / "docs" / "waits.md").read_text(), "run `make reference`"
+    assert page() == (ROOT / "docs" / "internals" / "waits.md").read_text(), "run `make reference`"
 
 
 def test_the_staleness_limit_is_named_with_its_places() -> None:
