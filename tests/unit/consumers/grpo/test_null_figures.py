@@ -10,7 +10,7 @@ import torch
 from penstock.config import Config, TrainerConfig
 from penstock.consumers.grpo.rows import of_steps, ratio, read_rows
 from penstock.consumers.grpo.step import GRPO
-from penstock.consumers.grpo.trackers.tracker import of_row
+from penstock.consumers.grpo.trackers.names import of_row
 from penstock.consumers.metrics.steps import batch_figures
 from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.metrics.trainer import TrainerCollector

@@ -11,7 +11,7 @@ import torch
 from penstock.config import Config
 from penstock.consumers.grpo.rows import read_rows
 from penstock.consumers.grpo.trackers import trackers
-from penstock.consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.kinds import TrackedRun
 from penstock.consumers.grpo.trackers.trackers import Trackers
 from penstock.consumers.metrics import steps
 from penstock.consumers.metrics.recorder import LatestRecord

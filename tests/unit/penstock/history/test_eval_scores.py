@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.grpo.trackers.tracker import of_evaluation
+from penstock.consumers.grpo.trackers.names import of_evaluation
 from penstock.history.eval_rows import (
     MAX_CATEGORIES,
     NONE,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.consumers.grpo.trackers import trackers
-from penstock.consumers.grpo.trackers.tracker import Position
+from penstock.consumers.grpo.trackers.kinds import Position
 from penstock.consumers.grpo.trackers.trackers import Reporter
 
 #: Longer than any wait of these tests.
@@ -48,11 +48,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trackers" / "one.json"
 
 
-def report(path: Path, tracker: Recording, steps: range, patience_s: float = PATIENCE_S) -> Reporter:
+def report(path: Path, make: Any, steps: range, patience_s: float = PATIENCE_S) -> Reporter:
     """One process's life: it tells ``steps`` and ends."""
-    made = Reporter("one", Position.at(path), lambda: tracker)
+    made = Reporter("one", Position.at(path), make)
     for step in steps:
-        made.metrics(step, {"x": step})
+        made.report("metrics", step, {"x": step}, step)
     made.close(time.monotonic() + patience_s)
     return made
 
@@ -60,8 +60,8 @@ def report(path: Path, tracker: Recording, steps: range, patience_s: float = PAT
 def test_a_tracker_is_told_all_in_order_and_closed(path: Path) -> None:
     tracker = Recording()
     made = Reporter("one", Position.at(path), lambda: tracker)
-    made.metrics(1, {"x": 1.0})
-    made.evaluation(4, {"eval/d": 0.5})
+    made.report("metrics", 1, {"x": 1.0}, 1)
+    made.report("evaluation", 4, {"eval/d": 0.5}, 4)
     made.summary({"steps": 1})
     made.close(time.monotonic() + PATIENCE_S)
     assert tracker.told == [(1, {"x": 1.0}), ("evaluation", 4, {"eval/d": 0.5}), ("summary", {"steps": 1}), ("close",)]
@@ -69,19 +69,21 @@ def test_a_tracker_is_told_all_in_order_and_closed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no \x1b[2J such run"), SystemExit(1), MemoryError(), CancelledError()])
-def test_one_that_fails_warns_once_and_is_told_the_rest(
-    error: BaseException, path: Path, caplog: pytest.LogCaptureFixture
+def test_one_that_fails_warns_once_is_opened_anew_and_is_told_the_rest(
+    error: BaseException, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker, calls = Recording(), iter(range(100))
+    """A writer whose disk was full for a moment keeps that error for ever."""
+    monkeypatch.setattr(trackers, "REOPEN_S", 0.0)
 
-    def fail_twice() -> None:
-        if next(calls) < 2:
-            raise error
+    def fail() -> None:
+        raise error
 
-    tracker.trouble = fail_twice
+    broken, sound = Recording(), Recording()
+    broken.trouble = fail
+    left = iter([broken, broken, sound])
     with caplog.at_level(logging.WARNING):
-        made = report(path, tracker, range(1, 5))
-    assert tracker.told == [(3, {"x": 3}), (4, {"x": 4}), ("close",)]
+        made = report(path, lambda: next(left), range(1, 5))
+    assert sound.told == [(3, {"x": 3}), (4, {"x": 4}), ("close",)]
     assert made.left_out == 2
     first, last = (record.getMessage() for record in caplog.records)
     assert first.startswith(f"one: entry not reported: {type(error).__name__}")
@@ -99,32 +101,14 @@ def test_one_that_cannot_be_opened_is_tried_again_later(path: Path, monkeypatch:
         return tracker
 
     found = Reporter("one", Position.at(path), make)
-    found.metrics(1, {})
-    found.metrics(2, {})
-    until(lambda: found.left_out == 2)
-    assert made == 1
+    found.report("metrics", 1, {}, 1)
+    found.report("metrics", 2, {}, 2)
+    until(found._waiting.empty)
     monkeypatch.setattr(found, "_retry_at", 0.0)
-    found.metrics(3, {})
+    found.report("metrics", 3, {}, 3)
     found.close(time.monotonic() + PATIENCE_S)
     assert tracker.told == [(3, {}), ("close",)]
-
-
-def test_one_that_fails_again_and_again_is_closed_and_opened_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a writer does whose disk was full for a moment, and which keeps that error for ever."""
-    monkeypatch.setattr(trackers, "REOPEN_S", 0.0)
-    broken, sound = Recording(), Recording()
-    left = iter([broken, sound])
-
-    def keeps_its_error() -> None:
-        raise OSError(28, "No space left on device")
-
-    broken.trouble = keeps_its_error
-    made = Reporter("one", Position.at(path), lambda: next(left))
-    for step in range(1, 6):
-        made.metrics(step, {})
-    made.close(time.monotonic() + PATIENCE_S)
-    assert sound.told == [(4, {}), (5, {}), ("close",)]
-    assert made.left_out == 3
+    assert (made, found.left_out) == (2, 2)
 
 
 def test_one_that_hangs_holds_up_nobody_and_what_has_no_place_is_counted(
@@ -139,30 +123,31 @@ def test_one_that_hangs_holds_up_nobody_and_what_has_no_place_is_counted(
 
     tracker.trouble = hang
     made = Reporter("one", Position.at(path), lambda: tracker)
-    made.metrics(1, {})
+    made.report("metrics", 1, {}, 1)
     assert inside.wait(PATIENCE_S)
     for step in range(2, 9):
-        made.metrics(step, {})
-    assert made.left_out == 4
+        made.report("metrics", step, {}, step)
     with caplog.at_level(logging.WARNING):
         made.close(time.monotonic())
-    assert "one did not take everything in time: 4 entries wait" in caplog.text
-    assert made.left_out == 8, "what it was still to be told is not told"
+    assert "one: entry not reported: 3 entries wait for it" in caplog.text
+    assert "8 entries were left out at one, as it did not take everything in time" in caplog.text
     free.set()
 
 
 def test_a_step_that_comes_again_is_told_once_over_starts(path: Path) -> None:
-    report(path, first := Recording(), range(1, 6))
-    again = report(path, second := Recording(), range(3, 8))
+    first, second = Recording(), Recording()
+    report(path, lambda: first, range(1, 6))
+    again = report(path, lambda: second, range(3, 8))
     assert [entry[0] for entry in first.told] == [1, 2, 3, 4, 5, "close"]
     assert [entry[0] for entry in second.told] == [6, 7, "close"]
-    assert again.repeated == 3
+    assert again.left_out == 0
     assert again.position.id == Position.at(path).id
 
 
 def test_one_that_replaces_is_told_again(path: Path) -> None:
-    report(path, Recording(replaces=True), range(1, 6))
-    report(path, second := Recording(replaces=True), range(3, 5))
+    second = Recording(replaces=True)
+    report(path, lambda: Recording(replaces=True), range(1, 6))
+    report(path, lambda: second, range(3, 5))
     assert [entry[0] for entry in second.told] == [3, 4, "close"]
 
 

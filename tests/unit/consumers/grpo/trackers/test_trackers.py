@@ -12,9 +12,8 @@ from penstock.config import Config
 from penstock.config.trainer import TRACKERS
 from penstock.consumers.grpo.loop import TrainingLoop
 from penstock.consumers.grpo.step import GRPO
-from penstock.consumers.grpo.trackers import tracker as names
-from penstock.consumers.grpo.trackers import trackers
-from penstock.consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers import names, trackers
+from penstock.consumers.grpo.trackers.kinds import TrackedRun
 from penstock.consumers.grpo.trackers.trackers import Trackers
 from penstock.consumers.metrics.steps import answer_figures
 from penstock.consumers.trainer import Trainer
