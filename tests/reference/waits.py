@@ -1,4 +1,4 @@
-"""Write docs/internals/waits.md, with every cause of a wait, from the code that reports them.
+"""Write docs/internals/waits.md, with every cause of a wait by kind, from penstock/records/causes.py.
 
 ``python -m tests.reference.waits FILE`` writes the page (``make reference``); a test keeps it current.
 """
@@ -6,44 +6,40 @@
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from penstock.records.causes import REGISTRY, Cause, Unknown, field_names
+from penstock.records.causes import EDGE, END, REGISTRY, WORK, Cause, Unknown, field_names
 from tests.reference import write
 
 _HEAD = """# Waits
 
-A part that waits for longer than half a second reports the cause. `penstock why` follows causes from part to part;
-`penstock status`, `penstock top` and the page show them, and `penstock_queue_wait_seconds` has them as label `cause`.
-With `--json` each has its `name` and `fields`, which stay while texts may change; a cause of another version of
-penstock is shown by its name with its fields.
+A part that waits for longer than half a second reports the cause. `penstock why` follows causes from part to part and
+prints each as a sentence. `penstock status`, `penstock top` and the page show them too, and
+`penstock_queue_wait_seconds` has them as label `cause`. With `--json` each has its `name` and `fields`, which stay
+while sentences may change. A cause of another version of penstock is shown by its name with its fields.
 
-| kind | what it means |
-|---|---|
-| edge | another part has to act first: `penstock why` continues with what that part waits for |
-| end | a person has to act: the end of its text says how |
-| work | something runs, or passes by itself |
-
-The clock of a wait belongs to its name and its subject: other values of these fields restart it, counts do not. Texts
-are shown with example values.
-
-| name | kind | part | fields (**subject**) | text |
-|---|---|---|---|---|
+The clock of a wait belongs to its name and its **subject**: other values of these fields restart it, the others do not.
+`penstock/records/causes.py` has the sentences; this page is made from it by `make reference`.
 """
 
-_TAIL = """
-This page is made from the code by `make reference`.
-"""
+_KINDS = {
+    EDGE: "Another part has to act first: `penstock why` continues with what that part waits for.",
+    END: "A person has to act: the end of the sentence says how.",
+    WORK: "Something runs, or passes by itself.",
+}
 
 
 def page() -> str:
-    """Return the whole page."""
-    rows = []
+    """Return the complete page."""
+    return "".join((_HEAD, *(_table(kind, meaning) for kind, meaning in _KINDS.items())))
+
+
+def _table(kind: str, meaning: str) -> str:
+    rows = [f"\n## {kind}\n\n{meaning}\n\n| cause | part | fields |\n|---|---|---|\n"]
     for name, cause in sorted(REGISTRY.items()):
-        if cause is not Unknown:
-            example = sample(cause)
+        if cause.kind == kind and cause is not Unknown:
             fields = ", ".join(f"**{one}**" if one in cause.subject else one for one in field_names(cause))
-            part = example.part.kind if example.part is not None else ""
-            rows.append(f"| `{name}` | {cause.kind} | {part} | {fields} | {example} |\n")
-    return "".join((_HEAD, *rows, _TAIL))
+            example = sample(cause)
+            rows.append(f"| `{name}` | {example.part.kind if example.part is not None else ''} | {fields} |\n")
+    return "".join(rows)
 
 
 def sample(cause: type[Cause]) -> Cause:
