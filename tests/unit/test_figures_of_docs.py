@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 BENCHMARKS, HISTORY, OPERATIONS = "docs/benchmarks.md", "docs/history.md", "docs/operations.md"
+REWARDS = "cpu2-rewards.json"
 
 
 @pytest.mark.parametrize(
@@ -17,51 +18,51 @@ BENCHMARKS, HISTORY, OPERATIONS = "docs/benchmarks.md", "docs/history.md", "docs
     [
         ("README.md", "h200-digits.json", "from {accuracy_first:.2f} to {accuracy_last:.2f} of the held-out prompts"),
         ("README.md", "h200-digits.json", "({seconds:.0f} s, {seconds_of_engine_start} of them SGLang's start"),
-        ("README.md", "h200x2-publish.json", "stood still for {blocked_s[1.5b]:.2f} s at each publication by NCCL, "),
-        ("README.md", "h200x2-publish.json", "{send_s[1.5b]:.2f} s of it the send; with the folder"),
-        ("README.md", "h200x2-publish.json", "it was {blocked_folder_first_s[1.5b]:.1f} s ("),
+        ("README.md", "h100x2-publish.json", "stood still for {blocked_s[1.5b]:.2f} s at each publication by NCCL, "),
+        ("README.md", "h100x2-publish.json", "{send_s[1.5b]:.2f} s of it the send; with the folder"),
+        ("README.md", "h100x2-publish.json", "it was {blocked_folder_first_s[1.5b]:.1f} s ("),
         (BENCHMARKS, "h200-engine_overhead.json", "{tokens_per_s:,.0f} tokens/s through penstock, "),
         (BENCHMARKS, "h200-engine_overhead.json", "{direct_tokens_per_s:,.0f} by the direct client: {ratio:.2f}"),
         (BENCHMARKS, "h200-memory.json", "{offload_s[all]:.1f} s, back with the newest weights in {onload_s[all]:.1f}"),
-        (BENCHMARKS, "scale.json", "10^5 groups | {slowdown_max:.2f} |"),
-        (BENCHMARKS, "scale.json", "{bytes_per_job:.0f} per job, {bytes_per_group:,.0f} per group of 8"),
-        (BENCHMARKS, "buffer.json", "slowdown {cut_slowdown:.2f} (worst sampler)"),
-        (BENCHMARKS, "buffer.json", "| {ingest_per_s:,.0f} samples/s; leader"),
-        (BENCHMARKS, "engine_overhead.json", "which do not tell it from 0.95 | {ratio:.2f} ("),
-        (BENCHMARKS, "modes.json", "sync {seconds[sync]:.0f}, one_step {seconds[one_step]:.0f}, "),
-        (BENCHMARKS, "modes.json", ", async {seconds[async]:.0f} ("),
-        (BENCHMARKS, "on_expiry.json", "mask {mask[lost_share]:.2f}, drop {drop[lost_share]:.2f}"),
-        (BENCHMARKS, "on_expiry.json", "| 1, {mask[length_ratio]:.2f}, {drop[length_ratio]:.2f};"),
-        (BENCHMARKS, "history.json", "| {text_ratio} and {random_ratio} |"),
-        (BENCHMARKS, "history.json", "| {text_rows_per_cpu_s:,} and {random_rows_per_cpu_s:,} rows |"),
-        (HISTORY, "history.json", "{text_ratio} in the benchmark;"),
-        (HISTORY, "history.json", "token ids and logprobs are random, {random_ratio}."),
-        (HISTORY, "history.json", "{text_rows_per_cpu_s:,} and {random_rows_per_cpu_s:,} such rows of 400 tokens"),
-        (BENCHMARKS, "page.json", "{view_ms_max:.0f} ms, {page_ms_max:.0f} ms"),
-        (BENCHMARKS, "h200-delta.json", "{num_versions} versions of a 1.5B shape in bfloat16 on one H100"),
-        (BENCHMARKS, "h200-delta.json", "{restarts[worker]} kills of the worker, one new trainer"),
-        (BENCHMARKS, "h200-delta.json", "| {bytes_share:.2%} (at most {bytes_share_max:.2%}), every copy"),
-        (BENCHMARKS, "h200-delta.json", "with the {num_anchors} versions that are there whole"),
+        (BENCHMARKS, "cpu2-scale.json", "10^5 groups | {slowdown_max:.2f} |"),
+        (BENCHMARKS, "cpu2-scale.json", "{bytes_per_job:.0f} per job, {bytes_per_group:,.0f} per group of 8"),
+        (BENCHMARKS, "cpu2-buffer.json", "slowdown {cut_slowdown:.2f} (worst sampler)"),
+        (BENCHMARKS, "cpu2-buffer.json", "| {ingest_per_s:,.0f} samples/s; leader"),
+        (BENCHMARKS, "cpu2-engine_overhead.json", "which do not tell it from 0.95 | {ratio:.2f} ("),
+        (BENCHMARKS, "cpu2-modes.json", "sync {seconds[sync]:.0f}, one_step {seconds[one_step]:.0f}, "),
+        (BENCHMARKS, "cpu2-modes.json", ", async {seconds[async]:.0f} ("),
+        (BENCHMARKS, "cpu2-on_expiry.json", "mask {mask[lost_share]:.2f}, drop {drop[lost_share]:.2f}"),
+        (BENCHMARKS, "cpu2-on_expiry.json", "| 1, {mask[length_ratio]:.2f}, {drop[length_ratio]:.2f};"),
+        (BENCHMARKS, "cpu2-history.json", "| {text_ratio} and {random_ratio} |"),
+        (BENCHMARKS, "cpu2-history.json", "| {text_rows_per_cpu_s:,} and {random_rows_per_cpu_s:,} rows |"),
+        (HISTORY, "cpu2-history.json", "{text_ratio} in the benchmark;"),
+        (HISTORY, "cpu2-history.json", "token ids and logprobs are random, {random_ratio}."),
+        (HISTORY, "cpu2-history.json", "{text_rows_per_cpu_s:,} and {random_rows_per_cpu_s:,} such rows of 400 tokens"),
+        (BENCHMARKS, "cpu2-page.json", "{view_ms_max:.0f} ms, {page_ms_max:.0f} ms"),
+        (BENCHMARKS, "h100-delta.json", "{num_versions} versions of a 1.5B shape in bfloat16 on one H100"),
+        (BENCHMARKS, "h100-delta.json", "{restarts[worker]} kills of the worker, one new trainer"),
+        (BENCHMARKS, "h100-delta.json", "| {bytes_share:.2%} (at most {bytes_share_max:.2%}), every copy"),
+        (BENCHMARKS, "h100-delta.json", "with the {num_anchors} versions that are there whole"),
         (BENCHMARKS, "cpu2-delta_format.json", "{rows[7][bytes_share]:.2%} and {rows[8][bytes_share]:.1%}, float32 "),
         (BENCHMARKS, "cpu2-delta_format.json", "and {rows[11][bytes_share]:.1%}; before zstandard"),
         (BENCHMARKS, "cpu2-delta_format.json", "; before zstandard {rows[0][write_cpu_s_per_gib]:.1f} and "),
         (BENCHMARKS, "cpu2-delta_format.json", "{rows[6][apply_cpu_s_per_gib]:.1f}, "),
         (BENCHMARKS, "cpu2-delta_format.json", "{rows[8][write_cpu_s_per_gib]:.1f} and "),
-        (BENCHMARKS, "h200x2-publish.json", "0.5B shape: `publish` blocks {blocked_s[0.5b]:.3f} s, median of "),
-        (BENCHMARKS, "h200x2-publish.json", "1.5B shape: {blocked_s[1.5b]:.3f} s, median of "),
-        (BENCHMARKS, "h200x2-publish.json", "first {blocked_folder_first_s[0.5b]:.2f} s), {send_s[0.5b]:.3f} s of it"),
-        (BENCHMARKS, "h200x2-publish.json", "in the pause {tokens_lost_in_pause[0.5b]:,.0f} (95"),
-        (BENCHMARKS, "h200x2-publish.json", ") and {tokens_lost_in_pause[1.5b]:,.0f} ("),
-        (BENCHMARKS, "h200x2-publish-before.json", "{blocked_s[0.5b]:.3f} and {blocked_s[1.5b]:.3f} s), and"),
-        (BENCHMARKS, "h200-publish.json", "| {blocked_s[1.5b]:.3f} s, median of "),
-        (BENCHMARKS, "h200-publish.json", "the send {send_s[1.5b]:.3f} s; tokens lost {tokens_lost[1.5b]:,.0f} ("),
-        (BENCHMARKS, "h200x2-timeline.json", "in the pause {lost_in_pause[pause]:,.0f}"),
-        (BENCHMARKS, "h200-delta.json", "{tokens_lost[disk]:,.0f} (2 updates), by delta {tokens_lost[delta]:,.0f}"),
-        (BENCHMARKS, "rewards.json", "| {pool_overhead_p50_ms:.1f} ms; {jail_adds_p50_ms[bwrap]:.1f} and "),
-        (BENCHMARKS, "rewards.json", "{jail_adds_p50_ms[bwrap]:.1f} and {jail_adds_p50_ms[filters]:.1f} ms"),
-        (BENCHMARKS, "rewards.json", "{pairs} pairs of legs"),
-        (BENCHMARKS, "rewards.json", "{hangs_p50_ratio:.2f} ({hangs_p50_ratio_low:.3f} to {hangs_p50_ratio_high:.2f})"),
-        (BENCHMARKS, "rewards.json", "{hangs_p99_ratio:.2f} ({hangs_p99_ratio_low:.3f} to {hangs_p99_ratio_high:.2f})"),
+        (BENCHMARKS, "h100x2-publish.json", "0.5B shape: `publish` blocks {blocked_s[0.5b]:.3f} s, median of "),
+        (BENCHMARKS, "h100x2-publish.json", "1.5B shape: {blocked_s[1.5b]:.3f} s, median of "),
+        (BENCHMARKS, "h100x2-publish.json", "first {blocked_folder_first_s[0.5b]:.2f} s), {send_s[0.5b]:.3f} s of it"),
+        (BENCHMARKS, "h100x2-publish.json", "in the pause {tokens_lost_in_pause[0.5b]:,.0f} (95"),
+        (BENCHMARKS, "h100x2-publish.json", ") and {tokens_lost_in_pause[1.5b]:,.0f} ("),
+        (BENCHMARKS, "h100x2-publish-before.json", "{blocked_s[0.5b]:.3f} and {blocked_s[1.5b]:.3f} s), and"),
+        (BENCHMARKS, "h100-publish.json", "| {blocked_s[1.5b]:.3f} s, median of "),
+        (BENCHMARKS, "h100-publish.json", "the send {send_s[1.5b]:.3f} s; tokens lost {tokens_lost[1.5b]:,.0f} ("),
+        (BENCHMARKS, "h100x2-timeline.json", "in the pause {lost_in_pause[pause]:,.0f}"),
+        (BENCHMARKS, "h100-delta.json", "{tokens_lost[disk]:,.0f} (2 updates), by delta {tokens_lost[delta]:,.0f}"),
+        (BENCHMARKS, REWARDS, "| {pool_overhead_p50_ms:.1f} ms; {jail_adds_p50_ms[bwrap]:.1f} and "),
+        (BENCHMARKS, REWARDS, "{jail_adds_p50_ms[bwrap]:.1f} and {jail_adds_p50_ms[filters]:.1f} ms"),
+        (BENCHMARKS, REWARDS, "{pairs} pairs of legs"),
+        (BENCHMARKS, REWARDS, "{hangs_p50_ratio:.2f} ({hangs_p50_ratio_low:.3f} to {hangs_p50_ratio_high:.2f})"),
+        (BENCHMARKS, REWARDS, "{hangs_p99_ratio:.2f} ({hangs_p99_ratio_low:.3f} to {hangs_p99_ratio_high:.2f})"),
         (OPERATIONS, "chaos/slowdown.jsonl", "trained {ratio:.2f} of the groups"),
     ],
 )  # fmt: skip
@@ -74,8 +75,8 @@ def test_a_figure_is_that_of_its_file(page: str, file: str, sentence: str) -> No
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
-        ("h200-timeline.json", "in `h200-timeline` {share:.0%} of all bins of 50 ms lie in holes of 0.25 s and more"),
-        ("h200x2-timeline.json", "In `h200x2-timeline`, where it was, {share:.1%} of the bins lie in such holes"),
+        ("h100-timeline.json", "in `h100-timeline` {share:.0%} of all bins of 50 ms lie in holes of 0.25 s and more"),
+        ("h100x2-timeline.json", "In `h100x2-timeline`, where it was, {share:.1%} of the bins lie in such holes"),
     ],
 )
 def test_so_many_bins_lie_in_holes_as_the_page_says(file: str, sentence: str) -> None:
@@ -94,7 +95,7 @@ def _last(file: Path) -> str:
 
 
 def test_the_deltas_are_as_small_as_the_page_of_trainers_says() -> None:
-    rows = json.loads((RESULTS / "h200-delta.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((RESULTS / "h100-delta.json").read_text(encoding="utf-8"))["rows"]
     shares = [row["delta_bytes"] / row["full_bytes"] for row in rows if row["delta_bytes"]]
     said = " ".join((ROOT / "docs" / "consumers.md").read_text(encoding="utf-8").split())
     assert f"were {min(shares):.1%} to {max(shares):.1%} of its bytes".replace("% to", " to").replace("%", " %") in said

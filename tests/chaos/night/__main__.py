@@ -2,7 +2,7 @@
 
     python -m tests.chaos.night [--hours 10] [--parallel 2] [--faults 18] [--redis-server PATH ...]
     python -m tests.chaos.night --workloads engine_cuda --kinds kill:engine    # a real engine on a GPU
-    python -m tests.chaos.night --table [--write-docs]
+    python -m tests.chaos.night --table [--summarize]
 
 Each run is of the kinds that are furthest from their targets. SIGINT and SIGTERM end the night once the runs on their
 way are over. A run in which something was found keeps its folder, and the night goes on. Exits with 1 where any run
@@ -144,13 +144,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--paused", type=Path, help="no run is begun while there is this file")
     parser.add_argument("--again", action="store_true", help="first make again the runs in which something was found")
     parser.add_argument("--table", action="store_true", help="say what was kept so far, and run nothing")
-    parser.add_argument("--write-docs", action="store_true", help=f"put the table into {table.PAGE.name} as well")
+    parser.add_argument("--summarize", action="store_true", help=f"write {table.SUMMARY.name} as well")
     options = parser.parse_args(arguments)
     workloads = options.workloads.split(",")
     if unknown := set(workloads) - WORKLOADS.keys():
         parser.error(f"there is no workload {', '.join(sorted(unknown))}")
     ledger = Ledger(options.results)
-    if not options.table and not options.write_docs:
+    if not options.table and not options.summarize:
         servers = options.redis_server or [find_binary()]
         kinds = chosen(list(filter(None, options.kinds.split(","))))
         night = Night(
@@ -166,8 +166,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         night.run(options.parallel, options.hours)
     rows = ledger.rows()
-    if options.write_docs:
-        table.write(rows)
+    if options.summarize:
+        (options.results / table.SUMMARY.name).write_text(table.page(rows), encoding="utf-8")
     print(table.report(rows))
     return 1 if {name_of(row) for row in rows if row["violations"]} - cleared_by(rows).keys() else 0
 

@@ -1,19 +1,16 @@
-"""What all runs together came to, as Markdown: faults by kind against their targets, and seconds to recover."""
+"""Summarize runs as Markdown: faults by kind and workload, seconds to recover, and the seeds that found something."""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tests.chaos.night.again import cleared_by, name_of
 from tests.chaos.night.targets import TARGETS, net_share, struck, target_of
-from tests.chaos.places import ROOT
+from tests.chaos.places import RESULTS
 
-#: The page that tells how long a run takes to recover, and between what the table stands there.
-PAGE = ROOT / "docs" / "operations.md"
-BEGIN = "<!-- Made by `python -m tests.chaos.night --write-docs`. -->\n"
-END = "<!-- End of what is made. -->\n"
+#: The summary that the repository has of all runs; their rows stay on the machine that ran them.
+SUMMARY = RESULTS / "summary.md"
 #: Of fewer strikes the longest is told as the 99th percentile; up to a hundred of them it is little less than that.
 FEWEST = 5
 
@@ -72,21 +69,15 @@ def quantiles(seconds: list[float]) -> tuple[str, str]:
     return f"{statistics.median(seconds):.1f}", f"{most:.1f}"
 
 
-def section(rows: Rows) -> str:
-    """The part of the page that is made: how long it takes to recover from each kind that was struck."""
+def page(rows: Rows) -> str:
+    """Return the summary: seconds to recover by fault, faults by workload, and runs in which something was found."""
     times = recoveries(rows)
-    lines = ["| fault | strikes | p50 (s) | p99 (s) |", "|---|---|---|---|"]
+    lines = ["# Runs under faults", "", f"{summary(rows)} Written by `python -m tests.chaos.night --summarize`.", ""]
+    lines += ["| fault | strikes | p50 (s) | p99 (s) |", "|---|---|---|---|"]
     lines += [f"| `{name}` | {len(found)} | {' | '.join(quantiles(found))} |" for name, found in sorted(times.items())]
-    return f"{BEGIN}\n{summary(rows)}\n\n" + "\n".join(lines) + f"\n\n{END}"
-
-
-def write(rows: Rows, page: Path = PAGE) -> None:
-    """Put the section into the page. Raises ValueError where the page has no place for it."""
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(
-            f"{page} has no place for the table: write {BEGIN.strip()} and {END.strip()} where it belongs."
-        )
-    page.write_text(before + section(rows) + after, encoding="utf-8")
+    lines += ["", "| workload | runs | faults that count |", "|---|---|---|"]
+    for workload in sorted({row["workload"] for row in rows}):
+        own = [row for row in rows if row["workload"] == workload]
+        faults = ", ".join(f"{name} {times}" for name, times in sorted(struck(own).items()))
+        lines.append(f"| `{workload}` | {len(own)} | {faults} |")
+    return "\n".join([*lines, "", *_found(rows), ""])
