@@ -60,6 +60,7 @@ LISTED = {
     "docs/internals/protocol.md: copy -> claim v": "a diagram",
     "docs/internals/protocol.md: on this machine?": "a diagram",
     "docs/internals/weights.md: read the view": "a diagram",
+    "docs/internals/architecture.md: dataset ─> PRODUCER": "a diagram",
     "docs/operations.md: 2026-01-31 12:00:00.123+01:00": "an entry of a log",
     "docs/internals/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
     "docs/metrics.md: scrape_configs:": "settings of Prometheus: tests/wide has such",
