@@ -408,6 +408,15 @@ VERIFIERS = Resource(
         *age_s   seconds  time since its last heartbeat
     """))  # fmt: skip
 
+CHECKSUMS = Resource(
+    "engines", ("url",), columns=_columns("""
+        *worker    text       its worker
+        *url       text       its address
+        *version   number     version of its weights
+        *checksum  text       checksum of its weights
+        *why       last_line  why it gave none
+    """))  # fmt: skip
+
 WAITS = Resource(
     "waits", ("who",), read="console.read.trainers.list_waits", columns=_columns("""
         *who      text     the part that waits

@@ -1,19 +1,20 @@
 """``penstock engines``: release and restore GPU memory, and compare the weights that engines serve."""
 
 import contextlib
-import json
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.console.cli.command import Answer, Change, command, operator
+from penstock.console.cli.nouns import show_table
 from penstock.console.cli.target import LiveTarget, Target
-from penstock.console.terminal import print_json, say, table
+from penstock.console.resources import CHECKSUMS
+from penstock.console.terminal import print_json, say
 from penstock.errors import EngineError
 
 if TYPE_CHECKING:
+    from penstock.protocol.presence import WorkerPresence
     from penstock.records.causes import Cause
 
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
@@ -25,8 +26,6 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait fo
 ALL = "weights,cuda_graph,kv_cache"
 #: A shorter wait is not shown.
 MOMENT_S = 1.0
-#: Longest reason shown.
-_REASON_CHARS = 200
 
 
 @command(engines_app)
@@ -38,12 +37,7 @@ def offload(
     timeout: TimeoutOption = 120.0,
 ) -> None:
     """Release GPU memory of every engine, and wait until all have. Restarted workers do so too."""
-    from penstock.protocol.memory_control import check_tags
-
-    given = set(tags.split(","))
-    what = f"release {', '.join(check_tags(given))} of every engine of model {model}, and stop generating meanwhile"
-    if change.agreed(what, {"would_offload": check_tags(given)}):
-        _change(target, model, lambda offloaded: offloaded | given, timeout, change)
+    _change(target, change, tags, model, timeout, restores=False)
 
 
 @command(engines_app)
@@ -55,25 +49,30 @@ def onload(
     timeout: TimeoutOption = 120.0,
 ) -> None:
     """Restore GPU memory of engines; weights are loaded again before they resume."""
-    from penstock.protocol.memory_control import check_tags
-
-    given = set(tags.split(","))
-    what = f"restore {', '.join(check_tags(given))} of every engine of model {model}"
-    if change.agreed(what, {"would_onload": check_tags(given)}, ask=False):
-        _change(target, model, lambda offloaded: offloaded - given, timeout, change)
+    _change(target, change, tags, model, timeout, restores=True)
 
 
-def _change(
-    target: Target, model: str, change_tags: Callable[[set[str]], set[str]], timeout: float, answer: Answer
-) -> None:
-    from penstock.protocol.memory_control import change
+def _change(target: Target, change: Change, tags: str, model: str, timeout_s: float, *, restores: bool) -> None:
+    from penstock.protocol import memory_control
     from penstock.redis.control import Control
 
+    given = set(tags.split(","))
+    named = memory_control.check_tags(given)
+    verb, end = ("restore", "") if restores else ("release", ", and stop generating meanwhile")
+    what = f"{verb} {', '.join(named)} of every engine of model {model}{end}"
+    if not change.agreed(what, {"would_onload" if restores else "would_offload": named}, ask=not restores):
+        return
     with contextlib.closing(Control(target.url)) as control:
-        left = change(
-            control, target.keys, model, change_tags, by=operator(), timeout_s=timeout, blocked_on=_Reporter()
+        left = memory_control.change(
+            control,
+            target.keys,
+            model,
+            lambda offloaded: offloaded - given if restores else offloaded | given,
+            by=operator(),
+            timeout_s=timeout_s,
+            blocked_on=_Reporter(),
         )
-    answer.tell(f"offloaded: {', '.join(left) or 'nothing'}", {"offloaded": left})
+    change.tell(f"offloaded: {', '.join(left) or 'nothing'}", {"offloaded": left})
 
 
 class _Reporter:
@@ -92,19 +91,24 @@ class _Reporter:
 @command(engines_app)
 def check(target: Target, answer: Answer) -> None:
     """Compare the checksums of all engines' weights: those of one version must be equal (exit code 1 if not)."""
-    from penstock.protocol.snapshot import snapshot
+    from penstock.protocol.presence import live_workers
 
-    rows: list[dict[str, Any]] = []
-    for worker in snapshot(target.client, target.keys)["workers"]:
-        for at in worker.engine_urls:
-            if at.startswith(("http://", "https://")):
-                rows.append({"worker": worker.name, "url": at, "version": worker.version, **_ask(at)})
-    if answer.as_json:
-        print_json(rows)
-    else:
-        shown = [row | {"checksum of its weights": row["checksum"] or row["why"]} for row in rows]
-        table(shown, ["worker", "url", "version", "checksum of its weights"], "engines")
+    workers = live_workers(target.client, target.keys)
+    rows = [_checksum(one, url) for one in workers for url in one.engine_urls if url.startswith("http")]
+    print_json(rows) if answer.as_json else show_table(CHECKSUMS, rows)
     _judge(rows)
+
+
+def _checksum(worker: "WorkerPresence", url: str) -> dict[str, Any]:
+    """Return an engine's checksum, or why it has none (as on a CPU)."""
+    from penstock.protocol.engine_http import check_one
+
+    row = {"worker": worker.name, "url": url, "version": worker.version, "checksum": "", "why": ""}
+    try:
+        found = check_one(worker, url, "checksum").get("per_engine_checksum")
+    except EngineError as exc:
+        return row | {"why": str(exc)}
+    return row | ({"checksum": found} if found and isinstance(found, str) else {"why": "It gave none."})
 
 
 def _judge(rows: list[dict[str, Any]]) -> None:
@@ -116,41 +120,6 @@ def _judge(rows: list[dict[str, Any]]) -> None:
         if len(found) > 1:
             raise EngineError(f"Engines with version {version} serve different weights: restart their workers.")
     if silent := [row for row in rows if not row["checksum"]]:
-        first = silent[0]
         raise EngineError(
-            f"{len(silent)} of {len(rows)} engines gave no checksum, so not all were compared; "
-            f"{first['url']}: {first['why']}."
+            f"{len(silent)} of {len(rows)} engines gave no checksum, so not all were compared. {silent[0]['why']}"
         )
-
-
-def _ask(url: str) -> dict[str, str]:
-    """Return an engine's checksum, or why it has none (as on a CPU)."""
-    from penstock.protocol.engine_http import ask
-
-    where = f"{url}/weights_checker"
-    try:
-        answer = ask(where, b'{"action": "checksum"}')
-        if not answer.ok:
-            return {"checksum": "", "why": f"it refused: {_reason(answer.body) or answer.reason or answer.status}"}
-        said = json.loads(answer.body)
-    except EngineError as exc:
-        return {"checksum": "", "why": str(exc).replace(where, "it", 1).rstrip(".")}
-    except (ValueError, RecursionError) as exc:
-        return {"checksum": "", "why": f"it answers with something that is not JSON: {exc}"}
-    checksum = said.get("per_engine_checksum") if isinstance(said, dict) else None
-    if isinstance(checksum, str) and checksum:
-        return {"checksum": checksum, "why": ""}
-    return {"checksum": "", "why": f"it gave none: {_reason(json.dumps(said).encode()) or 'no reason'}"}
-
-
-def _reason(body: bytes) -> str:
-    """Return the message in a response's JSON, or else its last line, as one short line."""
-    text = body.decode(errors="replace")
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(text)
-        for name in ("message", "error", "detail"):
-            if isinstance(value, dict) and value.get(name):
-                value = value[name]
-        text = value if isinstance(value, str) else json.dumps(value)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:_REASON_CHARS].rstrip(".") if lines else ""

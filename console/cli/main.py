@@ -133,8 +133,8 @@ def run(
 
 
 def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str]) -> None:
-    from penstock.console.launch.placement import as_text, place
-    from penstock.console.launch.run_parts import check_parts
+    from penstock.console.launch.placement import place
+    from penstock.console.launch.run_parts import as_text, check_parts
 
     check_parts(without)
     say(as_text(config, place(config, gpus, without), without))

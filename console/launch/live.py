@@ -1,4 +1,4 @@
-"""Show a running run: a table that refreshes on a terminal, else a plain line every few seconds."""
+"""Show a running run: a line that refreshes on a terminal, else one every few seconds."""
 
 import time
 from collections import deque
@@ -6,9 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live as RichLive
-from rich.table import Table
 from rich.text import Text
 
 from penstock.config import Config
@@ -80,7 +79,7 @@ class Live:
         self._total = main_trainer(snapshot).get("total_steps", self.config.trainer.steps)
         self._note_step(snapshot)
         if self._live is not None:
-            self._live.update(self.render(snapshot, evaluation), refresh=True)
+            self._live.update(Text(printable(self.line(snapshot, evaluation))), refresh=True)
             return
         waited_s, news = self._clock() - self._last_line, self._news(snapshot, evaluation)
         if waited_s >= (SAME_EVERY_S if news == self._last_news else LINE_EVERY_S):
@@ -101,22 +100,6 @@ class Live:
         parts = [f"{name} {value}" for name, value in self._figures(snapshot, evaluation)]
         parts += [f"left {left}"] if (left := self._left()) else []
         return f"[{_clock_text(self._clock() - self._started)}] " + "  ".join(parts) + _waits_line(snapshot)
-
-    def render(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> Group:
-        """Return the table."""
-        head = Text.assemble(
-            ("penstock ", "bold"),
-            f"{self.config.run}  {self.config.staleness.mode}, bound {self.config.staleness.bound}  "
-            f"{_clock_text(self._clock() - self._started)}",
-            f"  about {left} left" if (left := self._left()) else "",
-        )
-        figures = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-        row = []
-        for name, value in self._figures(snapshot, evaluation):
-            figures.add_column(name, no_wrap=True)
-            row.append(value)
-        figures.add_row(*row)
-        return Group(head, figures, _parts_table(snapshot))
 
     def _note_step(self, snapshot: dict[str, Any]) -> None:
         step = _step_of(snapshot)
@@ -162,27 +145,6 @@ class Live:
 
 def _step_of(snapshot: dict[str, Any]) -> Any:
     return snapshot.get("step", main_trainer(snapshot).get("step"))
-
-
-def _parts_table(snapshot: dict[str, Any]) -> Table:
-    waits = {str(wait.get("who")): _wait_text(wait) for wait in _waits(snapshot)}
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(style="yellow", overflow="fold")
-    for worker in snapshot.get("workers") or []:
-        state = f"{worker.state or '-'}  version {worker.version:,}  {worker.running:,}/{worker.slots:,} samples"
-        # A worker waits under the names of its tasks, worker:NAME:TASK.
-        mine = [who for who in waits if who == worker.name or who.startswith(f"worker:{worker.name}:")]
-        table.add_row(*map(_plain, (worker.name, state, "; ".join(waits.pop(who) for who in mine))))
-    for who, text in waits.items():
-        table.add_row(_plain(who), "", _plain(text))
-    return table
-
-
-def _plain(text: str) -> Text:
-    # Names and reasons are untrusted text: neither markup nor control characters.
-    return Text(printable(text))
 
 
 def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ import redis
 from penstock.config import Config
 from penstock.console.launch.live import Live
 from penstock.console.launch.preflight import engine_version
-from penstock.console.launch.report import draw, setup_versions, summarize, write_summary
-from penstock.consumers.grpo.rows import Rows, read_rows
+from penstock.console.launch.report import setup_versions, summarize, write_summary
+from penstock.consumers.grpo.rows import read_rows
 from penstock.errors import DiskFull, ProtocolError
 from penstock.names import Lane
 from penstock.protocol import user_failures
@@ -23,7 +23,6 @@ from penstock.protocol.tokens import ledgers_of, of_training
 from penstock.records.keys import Keys
 from penstock.redis.connect import connect, translate
 from penstock.system.disk import append, is_full
-from penstock.system.extras import is_installed, needed
 from penstock.system.run_folder import RunFolder
 
 #: Longest wait for an answer, so that observing does not block the launcher for long.
@@ -99,7 +98,7 @@ class Observer:
             return False
 
     def report(self, seconds: float) -> None:
-        """Write ``summary.json`` and, with matplotlib, ``run.png``, and show the summary.
+        """Write ``summary.json``, and show the summary.
 
         Raises:
             QueueUnavailable: Redis does not answer.
@@ -107,13 +106,12 @@ class Observer:
         from penstock.protocol.audit import audit
         from penstock.protocol.snapshot import snapshot
 
-        rows = read_rows(self.folder.path)
         try:
             info = self.client.info("server")
             with connect(self.url) as client:
                 summary = summarize(
                     self.config,
-                    rows,
+                    read_rows(self.folder.path),
                     snapshot=snapshot(client, self.keys),
                     audit=audit(client, self.keys),
                     seconds=seconds,
@@ -124,17 +122,8 @@ class Observer:
         summary["data_ended"] = self.data_ended()
         self.summary = summary
         write_summary(summary, self.folder.path / "summary.json")
-        picture = self._draw(rows)
         self.live.event(summary_line(summary))
-        self.live.event(f"summary.json, {picture}config.yaml and logs are in {self.folder.path}")
-
-    def _draw(self, rows: Rows) -> str:
-        """Plot the run; return the words that name the file in a list, or '' without matplotlib."""
-        if not is_installed("matplotlib"):
-            self.live.event(f"run.png is not plotted: it needs {needed('matplotlib')}")
-            return ""
-        draw(self.config, rows, self.folder.path / "run.png")
-        return "run.png, "
+        self.live.event(f"summary.json, config.yaml and logs are in {self.folder.path}")
 
     def _last_evaluation(self) -> dict[str, Any] | None:
         path = self.folder.path / "eval.jsonl"

@@ -92,8 +92,8 @@ def gpus_of_engine(config: Config, gpus: Collection[str]) -> int:
     if (device := args.get("device")) not in (None, "cuda"):
         if device == "cpu" and sizes > 1:
             raise ConfigError(
-                f"engine.args: {_sizes(config)} takes {_count(sizes)}, and the engine runs on a CPU (engine.preset, "
-                "or engine.args.device): remove it, or start on a machine with GPUs."
+                f"engine.args: {sizes_of(config)} takes {count_gpus(sizes)}, and the engine runs on a CPU "
+                "(engine.preset, or engine.args.device): remove it, or start on a machine with GPUs."
             )
         return 0
     if "CUDA_VISIBLE_DEVICES" in engine.env or "base_gpu_id" in args:
@@ -151,8 +151,8 @@ def _trainers(config: Config, gpus: tuple[str, ...], *, is_left_out: bool) -> tu
             return ()
         raise ConfigError(
             f"trainer.device {config.trainer.device} with trainer.dp_size {config.trainer.dp_size} takes "
-            f"{_named(wanted)}, and this machine has {_count(len(gpus))}: lower trainer.dp_size, set trainer.device "
-            "cpu, or start the trainer on another machine (--without trainer)."
+            f"{_named(wanted)}, and this machine has {count_gpus(len(gpus))}: lower trainer.dp_size, set "
+            "trainer.device cpu, or start the trainer on another machine (--without trainer)."
         )
     return tuple(gpus[index] for index in wanted)
 
@@ -173,8 +173,8 @@ def _deal(
         pool = trainer[:1] if config.trainer.sends_to_own_gpu else trainer
         if per_engine > len(pool):
             raise ConfigError(
-                f"An engine takes {_count(per_engine)} ({_sizes(config)}), and those that it may share with the "
-                f"trainer are {_count(len(pool))}: lower tp-size, or set trainer.colocate false."
+                f"An engine takes {count_gpus(per_engine)} ({sizes_of(config)}), and those that it may share with the "
+                f"trainer are {count_gpus(len(pool))}: lower tp-size, or set trainer.colocate false."
             )
         places = len(pool) // per_engine
         _check_shares(config, -(-count // places))
@@ -188,8 +188,8 @@ def _deal(
         instead += ["fewer ranks (trainer.dp_size)"] if len(trainer) > 1 else []
         instead += ["engines on the trainer's own GPUs (trainer.colocate true)"] if trainer else []
         raise ConfigError(
-            f"worker.count {count}, with {_count(per_engine)} for each engine ({_sizes(config)}), takes "
-            f"{_count(total)}; this machine has {_count(len(gpus))}, and {ours}: "
+            f"worker.count {count}, with {count_gpus(per_engine)} for each engine ({sizes_of(config)}), takes "
+            f"{count_gpus(total)}; this machine has {count_gpus(len(gpus))}, and {ours}: "
             f"{' or '.join(instead) or 'set engine.preset cpu, or engine.url'}."
         )
     return tuple(free[index * per_engine :][:per_engine] for index in range(count))
@@ -232,7 +232,8 @@ def _with_fleet(config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...])
     return Placement(gpus, trainer, (), laid_out, None if config.fleet.nodes else given)
 
 
-def _sizes(config: Config) -> str:
+def sizes_of(config: Config) -> str:
+    """Describe the sizes of an engine."""
     names = ("tp-size", "pp-size", "dp-size")
     args = config.engine.server_args
     return ", ".join(f"{name} {args[name]}" for name in names if name in args) or "tp-size 1"
@@ -243,58 +244,10 @@ def serves_agents(config: Config) -> bool:
     return any(dataset.environment == AGENT for dataset in (*config.data.train, *config.data.eval))
 
 
-def _gateway(config: Config, without: Collection[str]) -> tuple[str, ...]:
-    return ("gateway",) if serves_agents(config) and "gateway" not in without else ()
-
-
-def _recorder(config: Config, without: Collection[str]) -> tuple[str, ...]:
-    return ("recorder",) if config.history.enabled and "recorder" not in without else ()
-
-
-def _count(number: int) -> str:
+def count_gpus(number: int) -> str:
+    """Format a number of GPUs: ``no GPU``, ``1 GPU``, ``2 GPUs``."""
     return "no GPU" if number == 0 else f"{number} GPU{'s' if number > 1 else ''}"
 
 
 def _named(indexes: range) -> str:
     return f"GPU {indexes[0]}" if len(indexes) == 1 else f"GPUs {indexes[0]} to {indexes[-1]}"
-
-
-def as_text(config: Config, placement: Placement, without: Collection[str] = ()) -> str:
-    """Format the plan of a run: a line per process, then the fleet's."""
-
-    def gpus_of(names: Sequence[str]) -> str:
-        return ("GPU " if len(names) == 1 else "GPUs ") + ",".join(names) if names else "no GPU"
-
-    rows: list[tuple[str, str, str]] = []
-    rows.append(("redis", "no GPU", "given" if config.redis.url else "a server of its own"))
-    light = ("buffer", *_recorder(config, without), *_gateway(config, without), "producer")
-    rows += [(part, "no GPU", "") for part in light]
-    trainer = config.trainer
-    rows.append(
-        (
-            "trainer",
-            gpus_of(placement.trainer),
-            f"{trainer.dp_size} rank{'s' if trainer.dp_size > 1 else ''} on {trainer.device}, weights by "
-            f"{trainer.transport}",
-        )
-    )
-    if config.fleet.models and "worker" not in without:
-        rows.append(("fleet", "by Ray" if config.fleet.launcher == "ray" else "as below", "penstock fleet up"))
-    if "worker" in without:
-        rows.append(("worker", "", ""))
-    for index, gpus in enumerate(placement.workers):
-        what = f"engine {config.engine.url}" if config.engine.url else f"an engine ({_sizes(config)})"
-        rows.append((f"worker-{index}", gpus_of(gpus), what))
-    if config.reward.pool.kind == "rq":
-        rows.append(("verifiers", "no GPU", ""))
-    not_started = "left out, to be started separately"
-    rows = [(name, gpus, not_started if name in without else what) for name, gpus, what in rows]
-    lines = [f"run {config.run}, {_count(len(placement.gpus))} on this machine"]
-    lines += [f"  {name:<10}  {gpus:<14}  {what}".rstrip() for name, gpus, what in rows]
-    if placement.free:
-        lines.append(f"  {'(free)':<10}  {gpus_of(placement.free)}")
-    if placement.fleet is not None:
-        from penstock.workers.fleet.show import as_text as fleet_as_text
-
-        lines.append(fleet_as_text(placement.fleet))
-    return "\n".join(lines)

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import Config
-from penstock.console.launch.placement import Placement, serves_agents
+from penstock.console.launch.placement import Placement, count_gpus, serves_agents, sizes_of
 from penstock.errors import ConfigError
 from penstock.system.processes import Child
 
@@ -102,3 +102,37 @@ def parts_of(config: Config, placement: Placement, without: Collection[str] = ()
     for index, gpus in enumerate(placement.workers):
         parts.append(Part(f"worker-{index}", ("worker",), ("--name", f"worker-{index}"), gpus or None))
     return parts
+
+
+def as_text(config: Config, placement: Placement, without: Collection[str] = ()) -> str:
+    """Format the plan of a run: a line per process, then the fleet's."""
+    trainer, ranks = config.trainer, "s" if config.trainer.dp_size > 1 else ""
+    engine = f"engine {config.engine.url}" if config.engine.url else f"an engine ({sizes_of(config)})"
+    what = {
+        "redis": "given" if config.redis.url else "a server of its own",
+        "trainer": f"{trainer.dp_size} rank{ranks} on {trainer.device}, weights by {trainer.transport}",
+        "fleet": "penstock fleet up",
+    }
+    gpus = {
+        "trainer": _gpus(placement.trainer),
+        "worker": "",
+        "fleet": "by Ray" if config.fleet.launcher == "ray" else "as below",
+        **{f"worker-{index}": _gpus(names) for index, names in enumerate(placement.workers)},
+    }
+    kept = {"worker"} & set(without)
+    lines = [f"run {config.run}, {count_gpus(len(placement.gpus))} on this machine"]
+    for name in ("redis", *(part.name for part in parts_of(config, placement, kept)), *kept):
+        about = "left out, to be started separately" if name in without else what.get(name, "")
+        about = engine if name.startswith("worker-") else about
+        lines.append(f"  {name:<10}  {gpus.get(name, 'no GPU'):<14}  {about}".rstrip())
+    if placement.free:
+        lines.append(f"  {'(free)':<10}  {_gpus(placement.free)}")
+    if placement.fleet is not None:
+        from penstock.workers.fleet.show import as_text as fleet_as_text
+
+        lines.append(fleet_as_text(placement.fleet))
+    return "\n".join(lines)
+
+
+def _gpus(names: Sequence[str]) -> str:
+    return ("GPU " if len(names) == 1 else "GPUs ") + ",".join(names) if names else "no GPU"

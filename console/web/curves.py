@@ -2,15 +2,17 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
-from penstock.console.launch.report import Uptime
 from penstock.consumers.grpo.rows import Row, Rows
 
 #: Most points of a line: of a longer one the minimum and the maximum of each interval are kept.
 MAX_POINTS = 600
+#: A gap between rows that counts as down time, in seconds: the queue's rows come every second.
+DOWN_S = 30.0
 
 Value = Callable[[Row], Any]
 
@@ -118,6 +120,23 @@ def curves(rows: Rows, bound: int | None) -> list[dict[str, Any]]:
     steps = _steps_of(kept["steps"])
     made = [_chart(chart, kept[chart.rows], up, steps) for chart in CHARTS]
     return [{**chart, "bound": bound if chart["id"] == "staleness" else None} for chart in made if chart["lines"]]
+
+
+class Uptime:
+    """Convert times of rows to seconds of uptime: down time between two lives of a run is excluded.
+
+    Args:
+        times: times of all rows, in seconds, in any order.
+    """
+
+    def __init__(self, times: Iterable[float]) -> None:
+        self._times = sorted(times)
+        steps = (after - before if after - before < DOWN_S else 0.0 for before, after in pairwise(self._times))
+        self._seconds = list(accumulate(steps, initial=0.0))
+
+    def at(self, time_s: float) -> float:
+        """Return the uptime at the time of a row."""
+        return self._seconds[bisect_left(self._times, time_s)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,23 +145,27 @@ def check_weights(workers: Iterable[WorkerPresence], action: str) -> list[dict[s
             f"Worker {serving[0].name} serves version {serving[0].version}: after reset_tensors it would draw "
             "from noise. Check before the first publication."
         )
-    answers = [_check_one(one, url, action) for one in found for url in one.engine_urls]
+    answers = [check_one(one, url, action) for one in found for url in one.engine_urls]
     if action == "checksum":
         _compare(answers)
     return answers
 
 
-def _check_one(worker: WorkerPresence, url: str, action: str) -> dict[str, Any]:
+def check_one(worker: WorkerPresence, url: str, action: str) -> dict[str, Any]:
+    """Run a check of weights on one engine; return its answer. Blocks; raises EngineError as ``check_weights``."""
     name = f"The engine of worker {worker.name} at {url}"
     try:
-        answer = json.loads(fetch(f"{url}/weights_checker", json.dumps({"action": action}).encode()))
+        answer = ask(f"{url}/weights_checker", json.dumps({"action": action}).encode())
+        said = json.loads(answer.body)
     except (ValueError, RecursionError) as exc:
-        raise EngineError(f"{name} answers with something that is not JSON.") from exc
+        raise EngineError(f"{name} answers with status {answer.status} and something that is not JSON.") from exc
     except EngineError as exc:
         raise EngineError(f"{name} did not {action} its weights: {exc}") from exc
-    if not isinstance(answer, dict) or not answer.get("success", False):
-        raise EngineError(f"{name} did not {action} its weights: {answer!r:.500}")
-    return {"worker": worker.name, "version": worker.version, "url": url, **answer}
+    if not (answer.ok and isinstance(said, dict) and said.get("success", False)):
+        why = said.get("message") or said if isinstance(said, dict) else said
+        last = (str(why).strip().splitlines() or [""])[-1][:500].rstrip(".")
+        raise EngineError(f"{name} did not {action} its weights: {last}.")
+    return {"worker": worker.name, "version": worker.version, "url": url, **said}
 
 
 def _compare(answers: Iterable[Mapping[str, Any]]) -> None:

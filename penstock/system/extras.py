@@ -13,7 +13,6 @@ EXTRAS = {
     "huggingface_hub": "worker",
     "if_verifiable": "ifbench",
     "math_verify": "rewards",
-    "matplotlib": "plots",
     "mcp": "mcp",
     "openenv": "openenv",
     "opentelemetry": "telemetry",

@@ -36,9 +36,6 @@ def main() -> None:
     launch.python_command = lambda module, *arguments: [sys.executable, str(PARTS), *arguments]
     observer.engine_version = lambda config: "0.0"
     processes.BACKOFF_S = 0.02
-    if "PENSTOCK_TEST_DRAW" not in os.environ:
-        # matplotlib takes longer to import than everything else here.
-        observer.draw = lambda config, rows, path: path.touch()
     if "PENSTOCK_TEST_ANY_ENGINE" in os.environ:
         preflight.check_engine = lambda python: None
         preflight.check_engine_arguments = lambda config: None

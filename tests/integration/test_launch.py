@@ -170,7 +170,7 @@ def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -
     desk.do("trainer", "exit-when go")
     desk.settings["reward"] = {"pool": {"kind": "rq"}}
     desk.settings["history"] = {"enabled": True}
-    process = desk.start(PENSTOCK_TEST_DRAW="1")
+    process = desk.start()
     desk.up()
     until(lambda: desk.pids("verifiers") and desk.pids("recorder"))
     (desk.folder / "go").touch()
@@ -179,12 +179,11 @@ def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -
     assert (process.returncode, err) == (0, "")
     assert desk.state() == "finished"
     assert sorted(path.name for path in desk.run_dir.iterdir()) == sorted(
-        ["config.yaml", "logs", "queue.jsonl", "redis", "redis.json", "run.json", "run.png", "summary.json"]
+        ["config.yaml", "logs", "queue.jsonl", "redis", "redis.json", "run.json", "summary.json"]
     )
     logs = sorted(path.name for path in (desk.run_dir / "logs").iterdir())
     assert logs == sorted([f"{name}.log" for name in (*PARTS, "launcher", "recorder", "verifiers")])
     assert json.loads((desk.run_dir / "summary.json").read_text())["audit"] == "ok"
-    assert (desk.run_dir / "run.png").read_bytes().startswith(b"\x89PNG")
     ended = (desk.folder / "ended").read_text().split()
     assert ended[0] == "trainer"
     assert set(ended[-3:-1]) == {"buffer", "verifiers"}, "workers that drain need them"

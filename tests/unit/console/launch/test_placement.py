@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config import Config
 from penstock.config.load import load_config
-from penstock.console.launch.placement import as_text, place
-from penstock.console.launch.run_parts import parts_of
+from penstock.console.launch.placement import place
+from penstock.console.launch.run_parts import as_text, parts_of
 from penstock.errors import ConfigError
 from penstock.metrics import gpu_load as gpus_module
 from penstock.metrics.gpu_load import numbered, visible_gpus
@@ -170,7 +170,7 @@ def test_a_gateway_is_started_if_agents_run_a_dataset() -> None:
     assert "gateway" not in {part.name for part in parts_of(wanted, laid_out)}
     assert "gateway" not in {part.name for part in parts_of(agents, laid_out, ["gateway"])}
     assert "  gateway     no GPU" in as_text(agents, laid_out)
-    assert "gateway" not in as_text(agents, laid_out, ["gateway"])
+    assert "  gateway     no GPU          left out, to be started" in as_text(agents, laid_out, ["gateway"])
 
 
 def test_a_fleet_is_started_in_place_of_workers_with_the_gpus_that_the_trainer_leaves() -> None:
@@ -242,8 +242,8 @@ def test_the_plan_names_every_process_and_what_is_left() -> None:
         "  redis       no GPU          a server of its own",
         "  buffer      no GPU",
         "  recorder    no GPU",
-        "  producer    no GPU",
         "  trainer     GPUs 0,1        2 ranks on cuda, weights by disk",
+        "  producer    no GPU",
         "  worker-0    GPUs 2,3,4,5    an engine (tp-size 4)",
         "  (free)      GPUs 6,7",
     ]

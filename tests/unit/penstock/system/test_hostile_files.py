@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import DatasetConfig
-from penstock.console.cli.engines import _reason
 from penstock.consumers.grpo.rows import _read as read_rows
 from penstock.history.eval_rows import read_rows as read_evaluations
 from penstock.model.folder import count_experts, read_config, read_eos_token_ids, read_vocab_size
@@ -83,9 +82,3 @@ def test_an_index_is_read_or_refused(data: bytes) -> None:
         Path(folder, INDEX_FILE).write_bytes(data)
         is_read_or_refused(read, Path(folder))
     is_read_or_refused(WeightsIndex.from_bytes, data)
-
-
-@SAME
-@given(data=json_near({"message": "x", "error": {"message": "y"}}))
-def test_what_an_engine_says_of_a_refusal_is_words(data: bytes) -> None:
-    assert isinstance(_reason(data), str)
