@@ -49,7 +49,6 @@ FAKE = Path(__file__).with_name("fake_engine.py")
 LISTED = {
     "README.md: make run ": "minutes, from a fresh clone: sets up, trains, and runs every test",
     "CONTRIBUTING.md: make setup ": "minutes, from a fresh clone; needs a network",
-    "README.md: dataset ──> producer": "a diagram",
     "docs/concepts.md: dataset ──> producer": "a diagram",
     "docs/consumers.md: name   state   share": "what a command printed",
     "docs/operations.md: trainer:actor has waited": "what a command printed",
