@@ -1,10 +1,10 @@
 """TransferQueue under the load of ``benchmarks.trajectory_path``; runs in ``.bench`` and imports nothing of penstock.
 
-One writer and one reader, each an actor process of its own, as TransferQueue's own performance test has them. The
-native client is used, not the key-value interface: it is the one that tracks consumption (``put``, ``get_meta``,
-``get_data``, ``clear_samples``), so the reader does what the reader of a queue does, deletion included. The storage is
-SimpleStorage, the default, in memory. ``polling_mode`` is on: without it a reader that comes early puts the controller
-to sleep for whole seconds.
+Writers, which parse an engine's JSON answers, and one reader, each an actor process of its own, as TransferQueue's own
+performance test has them. The native client is used, not the key-value interface: it is the one that tracks consumption
+(``put``, ``get_meta``, ``get_data``, ``clear_samples``), so the reader does what the reader of a queue does, deletion
+included. The storage is SimpleStorage, the default, in memory. ``polling_mode`` is on: without it a reader that comes
+early puts the controller to sleep for whole seconds.
 
 Prints one line of JSON: ``{"versions": {...}, "rows": [{"batch": 8, "samples_per_s": ...}, ...]}``.
 """
@@ -25,9 +25,11 @@ os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import numpy as np
 import ray
 import torch
 import transfer_queue as tq
+from answers import Answers, tag_of
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 
@@ -38,13 +40,11 @@ TASK = "train"
 POLL_S = 0.002
 
 
-def make_batch(batch: int, tokens: int) -> TensorDict:
-    """``batch`` samples of ``tokens`` tokens: [B, L] ids, logprobs and mask, [B, 3] one span of versions."""
-    ids = torch.randint(0, 32000, (batch, tokens), dtype=torch.int32)
-    logprobs = -torch.rand(batch, tokens)
-    mask = torch.ones(batch, tokens, dtype=torch.uint8)
-    versions = torch.tensor([[1, 0, tokens]] * batch, dtype=torch.int32)
-    return TensorDict(dict(zip(FIELDS, (ids, logprobs, mask, versions), strict=True)), batch_size=batch)
+def make_batch(answers: Answers, tags: range) -> TensorDict:
+    """Parse answers into a batch of samples: [B, L] ids, logprobs and mask, [B, 1, 3] spans of versions."""
+    parsed = [answers.parse(answers.body(tag)) for tag in tags]
+    columns = {name: torch.from_numpy(np.stack([one[name] for one in parsed])) for name in parsed[0]}
+    return TensorDict({"input_ids": columns.pop("ids"), **columns}, batch_size=len(tags))
 
 
 class Client:
@@ -55,14 +55,13 @@ class Client:
         tq.init(OmegaConf.create(config))
         self.client = tq.get_client()
 
-    def write(self, partition: str, batch: int, tokens: int, count: int, start_s: float) -> float:
-        """Put ``count`` samples, ``batch`` at a time, from ``start_s`` (monotonic seconds); returns when it began."""
-        data = make_batch(batch, tokens)
-        ids = data["input_ids"]
+    def write(self, partition: str, batch: int, tokens: int, samples: range, start_s: float) -> float:
+        """Put these samples, ``batch`` at a time, from ``start_s`` (monotonic seconds); returns when it began."""
+        answers = Answers(tokens)
         time.sleep(max(0.0, start_s - time.monotonic()))
         began_s = time.monotonic()
-        for first in range(0, count, batch):
-            ids[:, 0] = torch.arange(first, first + batch, dtype=torch.int32)
+        for first in range(samples.start, samples.stop, batch):
+            data = make_batch(answers, range(first, min(first + batch, samples.stop)))
             self.client.put(data=data, partition_id=partition)
         return began_s
 
@@ -78,14 +77,14 @@ class Client:
                 continue
             data = self.client.get_data(meta)
             ids = data["input_ids"]
-            seen.extend(int(row[0]) for row in ids)
+            seen.extend(int(tag_of(row)) for row in ids)
             self.client.clear_samples(meta)
         return time.monotonic(), seen
 
 
 @contextlib.contextmanager
-def cluster(storage_units: int) -> Iterator[tuple[Any, Any]]:
-    """A Ray of our own with the controller, the storage units, a writer and a reader."""
+def cluster(storage_units: int, writers: int) -> Iterator[tuple[list[Any], Any]]:
+    """A Ray of our own with the controller, the storage units, writers and a reader."""
     config = {
         "controller": {"polling_mode": True},
         "backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": storage_units}},
@@ -97,17 +96,21 @@ def cluster(storage_units: int) -> Iterator[tuple[Any, Any]]:
     try:
         tq.init(OmegaConf.create(config))
         actor = ray.remote(Client).options(num_cpus=1)
-        yield actor.remote(config), actor.remote(config)
+        yield [actor.remote(config) for _ in range(writers)], actor.remote(config)
     finally:
         tq.close()
         ray.shutdown()
 
 
-def measure(writer: Any, reader: Any, name: str, batch: int, tokens: int, count: int) -> dict[str, float]:
-    """Samples per second from the first put to the last sample decoded; refuses a lost or doubled sample."""
-    reading = reader.read.remote(name, batch, count)
-    writing = writer.write.remote(name, batch, tokens, count, time.monotonic() + 0.2)
-    began_s, (ended_s, seen) = ray.get([writing, reading])
+def measure(writers: list[Any], reader: Any, name: str, batch: int, tokens: int, count: int) -> dict[str, float]:
+    """Samples per second from the first answer to the last sample decoded; refuses a lost or doubled sample."""
+    reading, share = reader.read.remote(name, batch, count), count // len(writers)
+    writing = [
+        one.write.remote(name, batch, tokens, range(i * share, (i + 1) * share), time.monotonic() + 0.2)
+        for i, one in enumerate(writers)
+    ]
+    began, (ended_s, seen) = ray.get(writing), ray.get(reading)
+    began_s = min(began)
     if sorted(seen) != list(range(count)):
         sys.exit(f"TransferQueue gave back {len(set(seen))} of {count} samples at batch {batch}; the figure is void.")
     return {"batch": batch, "samples": count, "samples_per_s": count / (ended_s - began_s)}
@@ -116,15 +119,16 @@ def measure(writer: Any, reader: Any, name: str, batch: int, tokens: int, count:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=2560)
+    parser.add_argument("--writers", type=int, default=2)
     parser.add_argument("--storage-units", type=int, default=2)
     parser.add_argument("--leg", action="append", default=[], metavar="BATCH:SAMPLES", help="repeatable")
     args = parser.parse_args()
-    legs = [tuple(map(int, leg.split(":"))) for leg in args.leg or ["1:256", "8:1024", "64:4096"]]
+    legs = [tuple(map(int, leg.split(":"))) for leg in args.leg or ["8:2048", "64:8192"]]
     rows = []
-    with cluster(args.storage_units) as (writer, reader):
+    with cluster(args.storage_units, args.writers) as (writers, reader):
         for batch, count in legs:
-            measure(writer, reader, f"warm-{batch}", batch, args.tokens, 4 * batch)
-            rows.append(measure(writer, reader, f"run-{batch}", batch, args.tokens, count))
+            measure(writers, reader, f"warm-{batch}", batch, args.tokens, 4 * batch)
+            rows.append(measure(writers, reader, f"run-{batch}", batch, args.tokens, count))
     versions = {"TransferQueue": tq.__version__, "ray": ray.__version__, "torch_of_peers": torch.__version__}
     print(json.dumps({"versions": versions, "rows": rows}), flush=True)
 

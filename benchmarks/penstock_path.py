@@ -1,14 +1,14 @@
 """The leg of ``trajectory_path`` that goes through penstock: its own processes, verbs, buffer and trainer client.
 
-    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 8 x 8 groups at a time;
-             several writers share the jobs as workers do
+    writer:  lease ─> an engine whose answers are JSON bytes that are there already, read by the worker's
+             own ``generate_sample``; each sample goes to ``Commits`` by itself as it ends: pack, SET NX EX of its
+             payload, fenced commit; several writers share the jobs as workers do
     buffer:  ``penstock buffer``, a process of its own: payloads made permanent, batches of 64 groups, retirement
     reader:  Trainer: manifest, payloads, checks, ``padded`` torch tensors of the fields that the other legs carry,
              commit; a checkpoint every 4 batches; every subscription is a process that reads every group
 
-Jobs are admitted and the first version is published before the clock starts. ``source`` is what the writer holds:
-``arrays``, as the other legs do, or ``lists`` of numbers, as an engine's JSON gives them to a worker. Payloads lie in
-Redis.
+Jobs are admitted and the first version is published before the clock starts. Payloads lie in Redis. No text is decoded:
+no leg has rewards, the only readers of it.
 """
 
 import asyncio
@@ -17,84 +17,107 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
+import orjson
 import uvloop
-from numpy.typing import NDArray
 
+from benchmarks.answers import Answers, tag_of
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import run_together
-from penstock.config import Config
+from penstock.config import Config, EngineConfig, ModelConfig, RolloutConfig
 from penstock.protocol import scripts
 from penstock.protocol.waits import Waiting
 from penstock.records.job import Job
 from penstock.records.keys import Keys
-from penstock.records.sample import Sample
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.garbage_collection import settle
 from penstock.workers.jobs.commits import Commits
-
-Source = Literal["arrays", "lists"]
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.sglang.engine import SglangEngine
 
 GROUP = 8
-PROMPT_TOKENS = 64
 BATCH_GROUPS = 64
-#: Groups leased and committed at once, and how many such turns overlap: a worker of 512 slots holds as many, and packs
-#: what is finished while other answers are on their way to Redis.
+#: Groups leased at once, and how many such turns overlap.
 LEASED = 8
-AT_ONCE = 8
+AT_ONCE = 2
 #: What the other legs carry too: ids, logprobs, a mask, versions.
 KEYS = ("tokens", "logprobs", "loss_mask", "versions")
 #: Batches per checkpoint of the reader.
 CHECKPOINT_EVERY = 4
 
 
-def make_sample(job: Job, k: int, values: dict[str, Any]) -> Sample:
-    """A finished sample over arrays or lists that are there already; its first token is its tag."""
-    tokens = values["tokens"].copy()
-    tokens[0] = job.index * GROUP + k
-    sample = Sample(job, k, **{**values, "tokens": tokens})
-    sample.prompt_length = PROMPT_TOKENS
-    sample.status, sample.finish_reason, sample.reward = "completed", "stop", float(k % 2)
-    return sample
+class AnsweredEngine(SglangEngine):
+    """A client of an engine that has every answer already."""
+
+    def __init__(self, answers: Answers, folder: Path) -> None:
+        config = EngineConfig(url="http://127.0.0.1:1")
+        super().__init__(config, ModelConfig(path=str(folder)), name="bench", log_dir=folder)
+        self._answers = answers
+        self.info = replace(self.info, reports_spans=True)
+        self._set_version(1)
+
+    async def call(self, method: str, path: str, body: dict[str, Any] | None = None, *_: Any, **options: Any) -> Any:
+        """Read the answer's bytes as ``EngineHttp.call`` does."""
+        await asyncio.sleep(0)
+        index, k = body["rid"].partition(":")[0].split("/")[-2:] if body else ("", "")
+        return orjson.loads(self._answers.body(int(index) * GROUP + int(k)))
 
 
-def make_values(tokens: int, source: Source) -> dict[str, Any]:
-    """What an engine drew under version 1, after a prompt: tokens, logprobs, masks and versions, each [L]."""
-    rng = np.random.default_rng(0)
-    drawn = np.arange(tokens) >= PROMPT_TOKENS
-    values: dict[str, NDArray[Any]] = {
-        "tokens": rng.integers(0, 32000, tokens, dtype=np.int32),
-        "logprobs": np.where(drawn, -rng.random(tokens), 0).astype(np.float32),
-        "generated": drawn.astype(np.uint8),
-        "loss_mask": drawn.astype(np.uint8),
-        "versions": np.where(drawn, 1, -1).astype(np.int32),
-    }
-    return dict(values) if source == "arrays" else {name: array.tolist() for name, array in values.items()}
+class NoTokenizer:
+    """Decodes nothing."""
+
+    eos_token_id = None
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        return ""
 
 
-def writer(barrier: Barrier, *, config_file: str, share: "Share", tokens: int, source: Source) -> "Part":
-    """Lease, pack and commit this writer's share of the groups."""
+@dataclass(slots=True)
+class Writing:
+    """What makes and commits the samples of one writer."""
+
+    commits: Commits
+    engine: AnsweredEngine
+    rollout: RolloutConfig
+    valves: Valves = field(default_factory=Valves)
+
+    async def write_group(self, held: scripts.RawLease) -> None:
+        job = Job.from_bytes(held.body)
+        await asyncio.gather(*(self._write_sample(job, k, held.token) for k in range(job.n)))
+
+    async def _write_sample(self, job: Job, k: int, token: str) -> None:
+        sample = await generate_sample(self.engine, self.valves, job, k, tokenizer=NoTokenizer(), rollout=self.rollout)
+        sample.reward = float(k % 2)
+        done = await self.commits.commit(job.id, token, [sample], 1.0, "scaled")
+        if done.outcome not in ("committed", "ready"):
+            raise RuntimeError(f"The commit of {job.id} answered {done}.")
+
+
+def writer(barrier: Barrier, *, config_file: str, share: "Share", tokens: int) -> "Part":
+    """Lease, generate and commit this writer's share of the groups."""
     settle()  # as the parts do (penstock.console.cli.main)
-    return uvloop.run(_write(barrier, load(config_file), share, make_values(tokens, source)))
+    return uvloop.run(_write(barrier, load(config_file), share, Answers(tokens)))
 
 
-async def _write(barrier: Barrier, config: Config, share: "Share", values: dict[str, Any]) -> "Part":
+async def _write(barrier: Barrier, config: Config, share: "Share", answers: Answers) -> "Part":
     url, keys = str(config.redis.url), Keys(config.run)
     sync = Control(url)
     control = await AsyncControl(url).open()
     name = f"bench{share.index}"
     commits = Commits(config, keys, control, Waiting(), name)
+    sampling = {"max_new_tokens": answers.length, "ignore_eos": True, "temperature": 1.0}
+    rollout = RolloutConfig(sampling=sampling, max_context_tokens=answers.length + len(answers.prompt))
+    writing = Writing(commits, AnsweredEngine(answers, config.run_dir), rollout)
     barrier.wait()  # the subscriptions are there, and version 1
-    prompt = [1] * PROMPT_TOKENS
     if share.index == 0:
-        jobs = [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt) for i in range(share.groups * share.of)]
+        jobs = [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=answers.prompt) for i in range(share.groups * share.of)]
         admit(sync, config, jobs, position=0)
     barrier.wait()
     began_s, cpu_s = time.monotonic(), time.process_time()
@@ -103,22 +126,13 @@ async def _write(barrier: Barrier, config: Config, share: "Share", values: dict[
     async def work() -> None:
         for turn in turns:
             leases = await control.call(scripts.lease(keys, name, f"{name}.{turn}", most=LEASED, version=1))
-            await asyncio.gather(*(_write_group(commits, held, values) for held in leases))
+            await asyncio.gather(*(writing.write_group(held) for held in leases))
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     done = Part(began_s, {"writer": time.process_time() - cpu_s})
     await commits.close()
     await control.close()
     return done
-
-
-async def _write_group(commits: Commits, held: scripts.RawLease, values: dict[str, Any]) -> None:
-    """All samples of a job finish at once; the worker's own way from there on."""
-    job = Job.from_bytes(held.body)
-    samples = [make_sample(job, k, values) for k in range(job.n)]
-    done = await commits.commit(job.id, held.token, samples, 1.0, "scaled")
-    if done.outcome != "ready":
-        raise RuntimeError(f"The commit of {job.id} answered {done}.")
 
 
 def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, pids: dict[str, int]) -> "Part":
@@ -146,7 +160,7 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, pids: 
             batch = trainer.next(timeout=60)
             data = batch.padded(keys=KEYS)
             ended_s = time.monotonic()
-            seen.extend(data["tokens"][:, 0].tolist())
+            seen.extend(tag_of(data["tokens"]).tolist())
             trainer.commit(batch)
             if batch.n % CHECKPOINT_EVERY == 0:
                 trainer.state_dict()
@@ -203,7 +217,6 @@ def run(
     url: str,
     groups: int,
     tokens: int,
-    source: Source,
     *,
     writers: int = 1,
     subscriptions: int = 1,
@@ -234,7 +247,7 @@ def run(
             if history:
                 until_recording(url, Keys(config.run))
             parts = run_together(
-                _writers(str(config_file), groups, writers, {"tokens": tokens, "source": source})
+                _writers(str(config_file), groups, writers, {"tokens": tokens})
                 | _readers(config, str(config_file), groups, subscriptions, pids)
             )
     return _round(parts, groups * GROUP)

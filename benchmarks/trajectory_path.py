@@ -1,27 +1,28 @@
-"""Samples per second from the writer of a trajectory to tensors at the reader, against a bare loop and a peer.
+"""Samples per second from an engine's JSON answers to tensors at the reader, against a plain loop and a peer.
 
-One writer process and one reader process, then more of both; groups of 8 samples x 2,560 tokens: int32 ids, float32
-logprobs, a uint8 mask, versions as spans. Legs, alternated over several rounds in one run on one machine; the median
+Two writer processes and one reader process; answers of 2,560 tokens with the prompt, as JSON bytes in SGLang's form,
+taken one by one as if they had just ended. Legs, alternated over several rounds in one run on one machine; the median
 counts, of ratios that of the rounds' own:
 
-    bare            XADD of one group's packed arrays per entry; XREADGROUP, decode to torch tensors, XACK and XDEL.
-                    No ceiling: the writer waits for each answer before it sends on
-    pipelined       the same, with the answers to 8 entries waited for at once, as penstock's writer leases and commits
-    transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
-    penstock        fenced commit by a worker's lease -> buffer process -> Trainer batches of 64 groups, commits
-                    (penstock_path.py)
+    bare            parse, XADD of one sample's packed arrays per entry, the answers to 64 waited for together;
+                    XREADGROUP of up to 64, decode to torch tensors, XACK and XDEL
+    transferqueue   parse, put, get_meta, get_data, clear_samples at batches of 8, 64 and 512 samples
+                    (peer_transfer_queue.py)
+    penstock        the worker's own reading of an answer and fenced commit by its lease, a sample at a time -> buffer
+                    process -> Trainer batches of 64 groups, commits (penstock_path.py)
     penstock, history  beside a recorder, which keeps a row of each sample, tokens included. It leaves CPU to the
                     others (nice), and goes on when the clock has stopped: how many groups it had recorded is told
     penstock W x S  the same with W writers and S subscriptions that read everything each, of --writers and
                     --subscriptions; samples/s counts a sample once, however many read it
 
-Redis is one server of ours for the first and third, AOF with fsync every second; TransferQueue keeps all in memory.
+Redis is one server of ours for bare and penstock, AOF with fsync every second; TransferQueue keeps all in memory.
 Every leg ends when the last sample is a torch tensor in the reader's memory, and refuses a lost or doubled sample.
 
     python -m benchmarks.trajectory_path --json FILE
 """
 
 import json
+import math
 import os
 import subprocess
 import time
@@ -31,12 +32,13 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import redis
 import typer
 
 from benchmarks import penstock_path
+from benchmarks.answers import Answers, tag_of
 from benchmarks.common import Report, execute, format_value, median, redis_server, run_together, spread, versions
+from benchmarks.paired import interval
 from penstock.redis.connect import connect
 
 if TYPE_CHECKING:
@@ -45,9 +47,13 @@ if TYPE_CHECKING:
 PEER_PYTHON = Path(".bench/bin/python")
 PEER_TIMEOUT_S = 1200.0
 #: Batch in samples -> samples of a round.
-PEER_SAMPLES = {1: 256, 8: 1024, 64: 16384, 512: 8192}
+PEER_SAMPLES = {8: 2048, 64: 8192, 512: 8192}
 
 GROUP = 8
+#: Writers of all legs but the leg several.
+WRITERS = 2
+#: Entries in flight of each bare writer: as many samples as a writer of penstock leases at once.
+AT_ONCE = GROUP * penstock_path.LEASED
 #: int32 id, float32 logprob, uint8 mask.
 TOKEN_BYTES = 9
 #: Name, batch, writers, subscriptions.
@@ -70,40 +76,25 @@ COLUMNS = {
 }
 
 
-def make_group(tokens: int) -> dict[str, Any]:
-    """Arrays of one group: ids, logprobs, mask [8, L] and versions [8, 3], one span (version, start, end) each."""
-    rng = np.random.default_rng(0)
-    return {
-        "ids": rng.integers(0, 32000, (GROUP, tokens), dtype=np.int32),
-        "logprobs": -rng.random((GROUP, tokens), dtype=np.float32),
-        "mask": np.ones((GROUP, tokens), np.uint8),
-        "versions": np.array([[1, 0, tokens]] * GROUP, np.int32),
-    }
-
-
-def bare_writer(barrier: Barrier, *, url: str, groups: int, tokens: int, at_once: int) -> tuple[float, float]:
-    """XADD of ``groups`` entries, ``at_once`` before their answers are waited for; when it began, and CPU seconds."""
+def bare_writer(barrier: Barrier, *, url: str, samples: range, tokens: int) -> tuple[float, float]:
+    """Parse and XADD these samples, ``AT_ONCE`` before their answers are waited for; when it began, and CPU seconds."""
     client = redis.Redis.from_url(url)
     client.ping()
-    arrays = make_group(tokens)
-    ids = arrays["ids"]
+    answers = Answers(tokens)
     barrier.wait()
     began_s, cpu_s = time.monotonic(), time.process_time()
     pipe = client.pipeline(transaction=False)
-    sender = client if at_once == 1 else pipe
-    for index in range(groups):
-        ids[:, 0] = np.arange(index * GROUP, (index + 1) * GROUP)
-        sender.xadd(STREAM, {"data": b"".join(array.tobytes() for array in arrays.values())})
-        if len(pipe) == at_once:
+    for tag in samples:
+        arrays = answers.parse(answers.body(tag))
+        pipe.xadd(STREAM, {"data": b"".join(array.tobytes() for array in arrays.values())})
+        if len(pipe) == AT_ONCE:
             pipe.execute()
     pipe.execute()
     return began_s, time.process_time() - cpu_s
 
 
-def bare_reader(
-    barrier: Barrier, *, url: str, groups: int, tokens: int, count: int
-) -> tuple[float, list[int], dict[str, float]]:
-    """Read ``count`` entries at a time, decode, acknowledge, delete; when the last was there, which, CPU seconds."""
+def bare_reader(barrier: Barrier, *, url: str, samples: int, tokens: int) -> tuple[float, list[int], dict[str, float]]:
+    """Read up to ``AT_ONCE`` entries at a time, decode, acknowledge, delete; when the last was there, which, CPU s."""
     import torch
 
     torch.set_num_threads(1)
@@ -111,15 +102,13 @@ def bare_reader(
     client = redis.Redis.from_url(url, socket_timeout=30)
     client.xgroup_create(STREAM, READERS, id="0", mkstream=True)
     seen: list[int] = []
-    tensors: list[torch.Tensor] = []
     barrier.wait()
     reader_s, redis_s = time.process_time(), penstock_path.cpu_s_of_redis(client)
-    while len(seen) < groups * GROUP:
-        answer: Any = client.xreadgroup(READERS, "me", {STREAM: ">"}, count=count, block=10_000)
+    while len(seen) < samples:
+        answer: Any = client.xreadgroup(READERS, "me", {STREAM: ">"}, count=AT_ONCE, block=10_000)
         entries = answer[0][1]
-        for _, fields in entries:
-            tensors = decode_group(fields[b"data"], tokens)
-            seen.extend(tensors[0][:, 0].tolist())
+        tensors = [decode(fields[b"data"], tokens) for _, fields in entries]
+        seen.extend(int(tag_of(ids)) for ids, *_ in tensors)
         names = [name for name, _ in entries]
         with client.pipeline(transaction=False) as pipe:
             pipe.xack(STREAM, READERS, *names)
@@ -130,16 +119,15 @@ def bare_reader(
     return ended_s, seen, used
 
 
-def decode_group(data: bytes, tokens: int) -> "list[torch.Tensor]":
+def decode(data: bytes, tokens: int) -> "list[torch.Tensor]":
     """The four arrays as tensors over the bytes that came, without a copy."""
     import torch
 
-    size = GROUP * tokens
-    ids = torch.frombuffer(data, dtype=torch.int32, count=size)
-    logprobs = torch.frombuffer(data, dtype=torch.float32, count=size, offset=4 * size)
-    mask = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=8 * size)
-    spans = torch.frombuffer(data, dtype=torch.int32, count=3 * GROUP, offset=9 * size)
-    return [ids.view(GROUP, tokens), logprobs.view(GROUP, tokens), mask.view(GROUP, tokens), spans.view(GROUP, 3)]
+    ids = torch.frombuffer(data, dtype=torch.int32, count=tokens)
+    logprobs = torch.frombuffer(data, dtype=torch.float32, count=tokens, offset=4 * tokens)
+    mask = torch.frombuffer(data, dtype=torch.uint8, count=tokens, offset=8 * tokens)
+    # A tensor of numbers of 4 bytes may begin at any byte here.
+    return [ids, logprobs, mask, torch.frombuffer(data, dtype=torch.int32, offset=9 * tokens).view(-1, 3)]
 
 
 def check_all(seen: list[int], count: int, who: str) -> None:
@@ -168,23 +156,25 @@ class Figure:
     recorded: int = 0
 
 
-def bare(url: str, groups: int, tokens: int, at_once: int = 1) -> list[Figure]:
-    """One round of the bare loop; the writer sends ``at_once`` entries, the reader takes up to 8 at once."""
+def bare(url: str, groups: int, tokens: int) -> list[Figure]:
+    """One round of the bare loop."""
     penstock_path.empty(url)
-    arguments = {"url": url, "groups": groups, "tokens": tokens}
-    done = run_together(
-        {
-            "writer": (bare_writer, {**arguments, "at_once": at_once}),
-            "reader": (bare_reader, {**arguments, "count": penstock_path.LEASED}),
-        },
-    )
-    began_s, writer_s = done["writer"]
-    ended_s, seen, used = done["reader"]
     samples = groups * GROUP
+    share = samples // WRITERS
+    writers = {
+        f"writer{index}": (
+            bare_writer,
+            {"url": url, "tokens": tokens, "samples": range(index * share, (index + 1) * share)},
+        )
+        for index in range(WRITERS)
+    }
+    done = run_together(writers | {"reader": (bare_reader, {"url": url, "samples": samples, "tokens": tokens})})
+    began_s = min(done[name][0] for name in writers)
+    ended_s, seen, used = done["reader"]
     check_all(seen, samples, "The bare loop")
-    cpu_us = {name: 1e6 * value / samples for name, value in ({"writer": writer_s} | used).items()}
-    leg = "bare" if at_once == 1 else "bare, pipelined"
-    return [Figure(leg, GROUP, samples, samples / (ended_s - began_s), cpu_us=cpu_us)]
+    used["writer"] = sum(done[name][1] for name in writers)
+    cpu_us = {name: 1e6 * value / samples for name, value in used.items()}
+    return [Figure("bare", AT_ONCE, samples, samples / (ended_s - began_s), WRITERS, cpu_us=cpu_us)]
 
 
 def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
@@ -193,6 +183,7 @@ def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
         raise SystemExit(f"{PEER_PYTHON} is missing: 'make bench' sets it up, or leave the leg out with --legs.")
     script = Path(__file__).with_name("peer_transfer_queue.py")
     legs = [f"--leg={batch}:{samples}" for batch, samples in PEER_SAMPLES.items()]
+    legs.append(f"--writers={WRITERS}")
     try:
         done = subprocess.run(
             [str(PEER_PYTHON), str(script), f"--tokens={tokens}", *legs],
@@ -211,44 +202,43 @@ def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
         raise SystemExit(f"TransferQueue failed, its leg has no figure:\n{(done.stderr or done.stdout)[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
     peers.update(result["versions"])
-    return [Figure("transferqueue", row["batch"], row["samples"], row["samples_per_s"]) for row in result["rows"]]
+    return [
+        Figure("transferqueue", row["batch"], row["samples"], row["samples_per_s"], WRITERS) for row in result["rows"]
+    ]
 
 
 def through_penstock(
     url: str,
     groups: int,
     tokens: int,
-    source: penstock_path.Source,
-    writers: int = 1,
+    writers: int = WRITERS,
     subscriptions: int = 1,
     *,
     history: bool = False,
 ) -> list[Figure]:
     """One round through penstock."""
-    done = penstock_path.run(url, groups, tokens, source, writers=writers, subscriptions=subscriptions, history=history)
+    done = penstock_path.run(url, groups, tokens, writers=writers, subscriptions=subscriptions, history=history)
     samples = groups * GROUP
     for seen in done.seen:
         check_all(seen, samples, "penstock")
-    leg = "penstock, history" if history else "penstock" if source == "arrays" else f"penstock from {source}"
+    leg = "penstock, history" if history else "penstock"
     rate = samples / done.seconds
-    return [Figure(leg, GROUP, samples, rate, writers, subscriptions, done.cpu_us, done.recorded)]
+    return [Figure(leg, 1, samples, rate, writers, subscriptions, done.cpu_us, done.recorded)]
 
 
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
     groups: Annotated[
         int, typer.Option(help="Groups of 8 samples per round; many, so that start and end weigh little.")
-    ] = 4096,
-    tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
+    ] = 1024,
+    tokens: Annotated[int, typer.Option(help="Tokens of a sample, with its prompt of 64.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 5,
-    more_rounds: Annotated[int, typer.Option(help="Rounds that have the legs several and lists.")] = 2,
-    legs: Annotated[
-        str, typer.Option(help="Which legs to run.")
-    ] = "bare,pipelined,penstock,history,several,lists,transferqueue",
+    more_rounds: Annotated[int, typer.Option(help="Rounds that have the leg several.")] = 2,
+    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,history,several,transferqueue",
     writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
     subscriptions: Annotated[str, typer.Option(help="Numbers of subscriptions of the leg several.")] = "1,2",
 ) -> None:
-    """Samples per second from a worker's commit to trainer tensors, beside a bare loop and TransferQueue."""
+    """Samples per second from an engine's JSON answers to trainer tensors, beside a plain loop and TransferQueue."""
     peers: dict[str, str] = {}
     figures: list[Figure] = []
     chosen = legs.split(",")
@@ -258,22 +248,16 @@ def main(
             # Those whose ratios are told stand side by side: the machine's own speed drifts.
             if "bare" in chosen:
                 figures += bare(url, groups, tokens)
-            if "pipelined" in chosen:
-                figures += bare(url, groups, tokens, penstock_path.LEASED)
             if "penstock" in chosen:
-                figures += through_penstock(url, groups, tokens, "arrays")
-            if "history" in chosen:
-                figures += through_penstock(url, groups, tokens, "arrays", history=True)
+                figures += through_penstock(url, groups, tokens)
             if "transferqueue" in chosen:
                 figures += transfer_queue(tokens, peers)
-            if turn >= more_rounds:
-                continue
-            if "several" in chosen:
+            if "history" in chosen:
+                figures += through_penstock(url, groups, tokens, history=True)
+            if "several" in chosen and turn < more_rounds:
                 for many, read in several:
-                    if (many, read) != (1, 1):
-                        figures += through_penstock(url, groups, tokens, "arrays", many, read)
-            if "lists" in chosen:
-                figures += through_penstock(url, groups, tokens, "lists")
+                    if (many, read) != (WRITERS, 1):
+                        figures += through_penstock(url, groups, tokens, many, read)
         seen_versions = versions(connect(url), **peers)
     report(figures, tokens, seen_versions).finish(json_file)
 
@@ -284,11 +268,10 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
     for figure in figures:
         rounds.setdefault((figure.leg, figure.batch, figure.writers, figure.subscriptions), []).append(figure)
     rates = {leg: [figure.samples_per_s for figure in of_leg] for leg, of_leg in rounds.items()}
-    peers = [of_leg for leg, of_leg in rates.items() if leg[0] == "transferqueue" and leg[1] <= 64]
-    best = [max(of_round) for of_round in zip(*peers, strict=True)]
-    plain = rates.get(("bare", GROUP, 1, 1), [])
-    mine, kept = rates.get(("penstock", GROUP, 1, 1), []), rates.get(("penstock, history", GROUP, 1, 1), [])
-    ahead = rates.get(("bare, pipelined", GROUP, 1, 1), [])
+    peers = {leg[1]: of_leg for leg, of_leg in rates.items() if leg[0] == "transferqueue"}
+    best = [max(of_round) for of_round in zip(*(peers[batch] for batch in (8, 64) if batch in peers), strict=True)]
+    plain = rates.get(("bare", AT_ONCE, WRITERS, 1), [])
+    mine, kept = rates.get(("penstock", 1, WRITERS, 1), []), rates.get(("penstock, history", 1, WRITERS, 1), [])
     rows = [
         {
             "leg": leg[0],
@@ -317,16 +300,17 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
         rows=rows,
         keys={
             "samples_per_s": median(mine) if mine else None,
-            "ratio_bare": ratio_of_rounds(mine, plain),
-            "ratio_bare_pipelined": ratio_of_rounds(mine, ahead),
+            **bounded_ratio("ratio_bare", mine, plain),
             "ratio_transferqueue_best": ratio_of_rounds(mine, best),
+            **bounded_ratio("ratio_transferqueue_8", mine, peers.get(8, [])),
+            **bounded_ratio("ratio_transferqueue_64", mine, peers.get(64, [])),
             "ratio_history": ratio_of_rounds(kept, mine),
         },
         versions=seen_versions,
         notes=[
             *notes,
             *recorded_of(figures),
-            "TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them.",
+            "TransferQueue's best is that of batches 8 and 64; 512 is shown beside them.",
         ],
     )
 
@@ -342,8 +326,17 @@ def recorded_of(figures: list[Figure]) -> list[str]:
 
 def ratio_of_rounds(rates: list[float], others: list[float]) -> float | None:
     """Median of the ratios of two legs, round by round; None where one of them did not run."""
-    # The legs several and lists have the first rounds only.
+    # The leg several has the first rounds only.
     return median([one / other for one, other in zip(rates, others, strict=False)]) if rates and others else None
+
+
+def bounded_ratio(name: str, rates: list[float], others: list[float]) -> dict[str, float | None]:
+    """Median of the ratios of the rounds, and the 95 % interval of their mean."""
+    found = interval([one / other for one, other in zip(rates, others, strict=False)])
+    bounds = {"low": found.low, "high": found.high}
+    return {name: ratio_of_rounds(rates, others)} | {
+        f"{name}_{end}": None if math.isnan(value) else value for end, value in bounds.items()
+    }
 
 
 def median_cpu(figures: list[Figure]) -> dict[str, float]:

@@ -133,9 +133,18 @@ class Sample:
         return replace(self, job=self.job.copy_for_user(), pictures=None, state=None, sides=sides, **lists, **nested)
 
     def append(
-        self, tokens: list[int], *, version: int = -1, logprobs: list[float] | None = None, loss: bool = True
+        self,
+        tokens: list[int],
+        *,
+        version: int | list[int] = -1,
+        logprobs: list[float] | None = None,
+        loss: bool = True,
     ) -> None:
-        """Append generated tokens (``logprobs`` given, one version) or given ones (prompt, observation: mask 0)."""
+        """Append generated tokens (``logprobs`` given) or given ones (prompt, observation: mask 0).
+
+        Args:
+            version: of all tokens, or [T] of each.
+        """
         drawn = logprobs is not None
         if drawn and len(logprobs or []) != len(tokens):
             raise ProtocolError(f"sample {self.id}: {len(logprobs or [])} logprobs for {len(tokens)} tokens.")
@@ -144,7 +153,7 @@ class Sample:
         self.logprobs.extend(logprobs if logprobs is not None else [0.0] * count)
         self.generated.extend([1 if drawn else 0] * count)
         self.loss_mask.extend([1 if drawn and loss else 0] * count)
-        self.versions.extend([version if drawn else -1] * count)
+        self.versions.extend(version if isinstance(version, list) else [version if drawn else -1] * count)
 
     def truncate(self, length: int) -> None:
         """Remove all tokens from index ``length`` on."""

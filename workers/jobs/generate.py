@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 from penstock.config import RolloutConfig
@@ -469,11 +468,7 @@ class _Maker:
         self.answered(segment, self.is_resent)
         sample.truncate(self.request_start)
         judged = len(sample.tokens) - self.turn_start
-        position = 0
-        for version, run in groupby(segment.versions):
-            end = position + len(list(run))
-            sample.append(segment.output_ids[position:end], version=version, logprobs=segment.logprobs[position:end])
-            position = end
+        sample.append(segment.output_ids, version=segment.versions, logprobs=segment.logprobs)
         sample.cached_tokens += segment.cached_tokens
         sample.finish_reason = segment.finish_reason
         aborted = segment.finish_reason == FinishReason.ABORT

@@ -27,9 +27,9 @@ from penstock.workers.sglang.segment import (
     NO_ROUTING,
     STALE_PREFIX,
     Drawn,
-    all_finite,
     count_of,
     drafts_of,
+    finite_of,
     meta_of,
     read_drawn,
     read_scored,
@@ -276,7 +276,7 @@ class SglangClient(SglangControls):
                 if answer.is_finished:
                     continue
                 self._provenance(sent, rid).check(answer.weight_version)
-                if ids and all_finite(logprobs):
+                if ids and finite_of(logprobs) is not None:
                     heard(sent, ids, logprobs)
         if not answer.is_finished:
             raise EngineDied(f"{rid}: the stream of engine {self.name} ended before the answer{self._how_it_ended()}.")

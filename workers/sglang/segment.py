@@ -1,9 +1,12 @@
 """Parse one answer of an engine: generated tokens, or the scores of given ones."""
 
 import logging
-import math
+from array import array as array_of
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import EngineError
 from penstock.records.sample import FinishReason
@@ -124,10 +127,11 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
         raise EngineError(f"{rid}: the engine's output_ids are not token ids: {safe_repr(ids)}.")
     if drawn != ids:
         raise EngineError(f"{rid}: the engine gave {len(drawn)} logprobs for {len(ids)} ids, not one for each.")
-    if not all_finite(logprobs) or matched == _NAN:
+    values = finite_of(logprobs)
+    if values is None or matched == _NAN:
         raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
-    if max(logprobs, default=0.0) > _HIGHEST:
-        raise EngineError(f"{rid}: the engine gave the logprob {max(logprobs):g}, and none is above 0.")
+    if values.max(initial=0.0) > _HIGHEST:
+        raise EngineError(f"{rid}: the engine gave the logprob {values.max():g}, and none is above 0.")
     if reason not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         if not ids:
             raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {safe_repr(reason)}.")
@@ -161,24 +165,28 @@ def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, 
     names = {0, vocab_size - 1}
     same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]
     whole = len(scored) == len(input_ids) - start == len(same)
-    if not whole or not all(same) or not all_finite(logprobs):
+    if not whole or not all(same) or finite_of(logprobs) is None:
         raise EngineError(f"{rid}: the engine's logprobs are not one finite number for each token.")
     return logprobs
 
 
-def all_finite(values: list[Any]) -> bool:
-    """Return whether all values are finite numbers."""
+def finite_of(values: list[Any]) -> NDArray[np.float64] | None:
+    """[T] Return the values as an array; None unless all are numbers that float32 holds as finite ones."""
+    # JSON's null stands for NaN.
     if not set(map(type, values)) <= {float, int}:
-        return False
-    # A sum is infinite or NaN as soon as one of its terms is; JSON's null stands for NaN.
+        return None
     try:
-        return math.isfinite(sum(values)) and max(map(abs, values), default=0) <= _LARGEST
+        array = np.frombuffer(array_of("d", values))
     except OverflowError:
-        return False
+        return None
+    return array if np.abs(array).max(initial=0) <= _LARGEST else None
 
 
 def are_ids(values: Any) -> bool:
     """Return whether this is a list of token ids that fit into int32."""
-    return type(values) is list and (
-        not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < _MOST_TOKENS)
-    )
+    if type(values) is not list or not set(map(type, values)) <= {int}:
+        return False
+    try:
+        return bool(np.frombuffer(array_of("i", values), np.int32).min(initial=0) >= 0)
+    except OverflowError:
+        return False
