@@ -29,7 +29,7 @@ import numpy as np
 import ray
 import torch
 import transfer_queue as tq
-from answers import Answers, tag_of
+from answers import Answers, tag_of  # type: ignore[import-not-found]
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 

@@ -73,9 +73,12 @@ class AnsweredEngine(SglangEngine):
 class NoTokenizer:
     """Decodes nothing."""
 
-    eos_token_id = None
+    eos_token_id: int | None = None
 
-    def decode(self, token_ids: list[int], **options: Any) -> str:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise NotImplementedError("All prompts are token ids.")
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return ""
 
 

@@ -126,13 +126,14 @@ class Manifests:
 
     def _check_lost(self) -> None:
         """Raise ProtocolError if Redis lost a commit of this trainer: the expected batch would never come."""
+        # Before Redis is asked: the trainer commits and rewinds beside the thread that fetches ahead.
+        known = (self._ownership.gen, self._ownership.cursor)
         gen, cursor = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "gen", "cursor"))
         where = (read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name))
-        if where < (self._ownership.gen, self._ownership.cursor):
+        if where < known:
             raise ProtocolError(
                 f"Redis knows {where[1]} committed batches of subscription {self._name!r}, and this trainer committed "
-                f"{self._ownership.cursor}: it lost acknowledged writes, as after a failover. Restore the last "
-                "checkpoint."
+                f"{known[1]}: it lost acknowledged writes, as after a failover. Restore the last checkpoint."
             )
 
     def _check_ended(self, n: int) -> None:

@@ -105,20 +105,25 @@ class Ownership:
         except PASSING as exc:
             log.warning("failed to release the subscription: %s", exc)
 
+    def begin(self, gen: int, cursor: int) -> None:
+        """Set generation and cursor; a thread that reads both, in this order, never finds a cursor of an older one."""
+        self.cursor = cursor
+        self.gen = gen
+
     def regain(self, cursor: int) -> bool:
         """Return whether a rewind to ``cursor`` succeeded, though its reply was lost: next generation, same owner."""
         before = self.gen
         joined = self._join()
         if not (joined.mine and joined.gen == before + 1 and joined.cursor == cursor):
             return False
-        self.gen, self.cursor = joined.gen, cursor
+        self.begin(joined.gen, cursor)
         return True
 
     def _try(self, token: str) -> scripts.Joined:
         self.token = token
         joined = self._join(self._job)
         if joined.mine:
-            self.gen, self.cursor = joined.gen, joined.cursor
+            self.begin(joined.gen, joined.cursor)
         return joined
 
     def _join(self, job: str = "") -> scripts.Joined:
@@ -168,7 +173,7 @@ class Ownership:
                 renewed = left_ms > FRESH_MS or (held == seen and left_ms > left)
                 if not alive or is_mine or renewed:
                     self.token = name_shown(token)
-                    self.gen, self.cursor = read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name)
+                    self.begin(read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name))
                     return
                 seen, left = held, left_ms
             self._pause(0.1, deadline, RankNotJoined(self._name))

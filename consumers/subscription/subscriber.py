@@ -244,7 +244,7 @@ class Subscriber:
         call = scripts.rewind(self.keys, self.name, owner=self.owner, gen=self.gen, n=n, model=self.model)
         answer = self.control.call(call)
         if answer.outcome == "rewound":
-            self.ownership.gen, self.ownership.cursor = answer.gen, n
+            self.ownership.begin(answer.gen, n)
             return
         if answer.outcome == "owner":
             # The reply of the first try may have been lost.

@@ -381,6 +381,31 @@ def test_prefetched_batches_come_in_order_and_nobody_waits_for_them_aloud(
 
 
 @pytest.mark.usefixtures("buffer")
+def test_a_commit_beside_the_thread_that_fetches_ahead_is_no_lost_write(
+    config: Config, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has its answer of how far Redis is; before it looks at it, the trainer commits."""
+    with Trainer(config) as trainer:
+        begin(trainer, client, keys, 1)
+        batch = trainer.next(timeout=PATIENCE_S)
+        manifests = trainer.session.subscriber._manifests
+        do = manifests._control.do
+
+        def commit_behind(work: Any) -> Any:
+            answer = do(work)
+            monkeypatch.undo()
+            trainer.commit(batch)
+            return answer
+
+        monkeypatch.setattr(manifests._control, "do", commit_behind)
+        manifests._check_lost()
+        assert trainer.session.subscriber.cursor == 1
+        client.hset(keys.sub("actor"), "cursor", 0)
+        with pytest.raises(ProtocolError, match=r"Redis knows 0 committed batches .* and this trainer committed 1"):
+            manifests._check_lost()
+
+
+@pytest.mark.usefixtures("buffer")
 def test_batches_are_laid_out_by_the_thread_that_fetches_ahead(config: Config, client: redis.Redis, keys: Keys) -> None:
     by: list[tuple[int, str]] = []
 
