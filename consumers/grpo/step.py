@@ -96,7 +96,7 @@ def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
 Micro = dict[str, Any]
 
 #: Effect of rounding between a bfloat16 engine and a trainer on a sample's mean log ratio: 0.003 to 0.008 for
-#: a model of 135M; that of a token is moved by several times as much (docs/consumers.md).
+#: a model of 135M; that of a token is moved by several times as much (docs/trainer.md).
 ROUNDING = 5e-3
 
 

@@ -1,4 +1,4 @@
-"""Section ``hooks``: functions of the user's at named places of a run (docs/hooks.md)."""
+"""Section ``hooks``: functions of the user's at named places of a run (docs/adapters.md)."""
 
 import difflib
 from collections.abc import Callable
@@ -55,7 +55,7 @@ HookName = Annotated[str, AfterValidator(_named("hook"))]
 
 
 class HooksConfig(Section):
-    """Functions of the user's at named places of a run, each ``module:function`` (docs/hooks.md)."""
+    """Functions of the user's at named places of a run, each ``module:function`` (docs/adapters.md)."""
 
     #: Makes each sample in the worker, with its own requests to the engine; null: none.
     generate: HookName | None = None

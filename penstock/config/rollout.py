@@ -31,7 +31,7 @@ class RolloutConfig(Section):
     #: (docs/internals/truth.md, T17).
     sides: list[str] = Field(default_factory=list)
     #: A frozen model whose logprobs of the generated tokens every sample of training has, as side array
-    #: ``teacher_logprobs`` (docs/distillation.md).
+    #: ``teacher_logprobs`` (docs/trainer.md).
     teacher: ScoringModelConfig | None = None
     #: A reference policy whose logprobs are ``reference_logprobs``: for ``trainer.kl``, instead of the first policy.
     reference: ScoringModelConfig | None = None

@@ -104,7 +104,7 @@ class TlsConfig(Section):
 
 class ServingConfig(TlsConfig):
     """Weights over HTTP, for workers that do not see the trainer's folder: the trainer serves published versions, and
-    workers fetch them from it (docs/consumers.md)."""
+    workers fetch them from it (docs/workers.md)."""
 
     section = "serving"
 

@@ -42,7 +42,7 @@ TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 class DistillConfig(Section):
     """On-policy distillation: the advantage of each generated token follows from the teacher's logprob.
 
-    See docs/distillation.md.
+    See docs/trainer.md.
     """
 
     #: The advantage of a token is -weight * (log π - log teacher).
@@ -63,7 +63,7 @@ class ProcessConfig(Section):
 
 class KLConfig(Section):
     """A penalty on the distance to a reference policy: ``rollout.reference``, or else the policy in ``model.path``, of
-    which the trainer then holds a second copy (docs/distillation.md)."""
+    which the trainer then holds a second copy (docs/trainer.md)."""
 
     #: Factor of the estimate.
     weight: Annotated[float, Field(gt=0)]
@@ -128,7 +128,7 @@ class TrainerConfig(Section):
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
     #: One correction, never two (docs/internals/truth.md, T9). The default is truncated for reinforce, bypass for
     #: cispo, decoupled for the others: with bypass a clip holds a token near the policy that generated it, for as many
-    #: steps as the token is old, which halves the learning from samples four versions old (docs/consumers.md).
+    #: steps as the token is old, which halves the learning from samples four versions old (docs/trainer.md).
     correction: Literal["bypass", "decoupled", "truncated"] = "decoupled"
     #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
     weight_cap: Annotated[float, Field(gt=0)] | None = None
@@ -148,13 +148,13 @@ class TrainerConfig(Section):
     rank_timeout_s: Seconds = 600.0
     #: A checkpoint every so many steps, and at the end.
     checkpoint_every: Positive = 5
-    #: Trackers that its figures are logged to (docs/consumers.md); each needs the extra of its name.
+    #: Trackers that its figures are logged to (docs/loop.md); each needs the extra of its name.
     report_to: list[TrackerName] = Field(default_factory=list)
     #: Weight folders kept.
     keep_versions: Annotated[int, Field(ge=2)] = 3
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
-    #: How new weights reach engines that are ready: one of penstock's own (docs/consumers.md has the table), or yours,
+    #: How new weights reach engines that are ready: one of penstock's own (docs/workers.md has the table), or yours,
     #: module:Class. An engine that misses a transfer loads the folder.
     transport: TransportName = "disk"
     #: False: a version is announced and sent from a copy in memory, and its folder is written afterwards, so that

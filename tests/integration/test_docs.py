@@ -50,17 +50,18 @@ LISTED = {
     "README.md: make run ": "minutes, from a fresh clone: sets up, trains, and runs every test",
     "CONTRIBUTING.md: make setup ": "minutes, from a fresh clone; needs a network",
     "docs/concepts.md: dataset ──> producer": "a diagram",
-    "docs/consumers.md: name   state   share": "what a command printed",
-    "docs/operations.md: trainer:actor has waited": "what a command printed",
-    "docs/history.md: penstock samples ls": "needs what a run leaves: test_samples.py, and tests/unit of the commands",
+    "docs/concepts.md: flowchart LR": "a diagram",
+    "docs/agents.md: sequenceDiagram": "a diagram",
+    "docs/trainer.md: rewards ─> advantage": "a diagram",
+    "docs/benchmarks.md: make bench": "minutes: runs all benchmarks",
+    "docs/inspection.md: trainer:actor has waited": "what a command printed",
+    "docs/inspection.md: penstock samples ls": "needs what a run leaves: test_samples.py, unit tests of commands",
     "docs/agents.md: # agent.py": "needs episodes: test_gateway.py executes it",
-    "docs/tracing.md: penstock trace digits/0/17": "needs what a run leaves: test_trace.py",
-    "docs/tracing.md: job   ": "a diagram",
+    "docs/inspection.md: penstock trace digits/0/17": "needs what a run leaves: test_trace.py",
     "docs/internals/protocol.md: copy -> claim v": "a diagram",
     "docs/internals/protocol.md: on this machine?": "a diagram",
     "docs/internals/weights.md: read the view": "a diagram",
     "docs/internals/architecture.md: dataset ─> PRODUCER": "a diagram",
-    "docs/operations.md: 2026-01-31 12:00:00.123+01:00": "an entry of a log",
     "docs/internals/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
     "docs/metrics.md: scrape_configs:": "settings of Prometheus: tests/wide has such",
     "docs/internals/truth.md: staleness =": "a formula",
@@ -70,9 +71,9 @@ LISTED = {
     "docs/internals/truth.md: bypass:": "a formula",
     "docs/internals/truth.md: loss of a rank =": "a formula",
     "docs/internals/truth.md: share of a rank =": "a formula",
-    "docs/consumers.md: from penstock import Shards": "needs ranks that shard a model: test_replicas.py",
-    "docs/consumers.md: from penstock.consumers.weights.converter import": "needs megatron-core: test_megatron.py",
-    "docs/consumers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
+    "docs/loop.md: from penstock import Shards": "needs ranks that shard a model: test_replicas.py",
+    "docs/loop.md: from penstock.consumers.weights.converter import": "needs megatron-core: test_megatron.py",
+    "docs/workers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
     "docs/adapters.md: actor_rollout_ref.": "settings of verl: test_verl_trainer.py gives it just these",
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
     "docs/adapters.md: from verl.utils import hf_processor": "needs verl's environment: tests/wide/test_images.py",
@@ -84,8 +85,8 @@ LISTED = {
     "docs/tutorial.md: git clone URL": "installs from the package index: tests/release does",
     "docs/tutorial.md: penstock init first": "minutes, with a real engine: tests/unit/console/cli/test_setup.py",
     "docs/tutorial.md: penstock run run.yaml --run=down": "minutes, with a real engine",
-    "docs/distillation.md: advantage_t =": "a formula",
-    'docs/producer.md: {"prompt": [{"role"': "a line of a data set: tests/unit/producer/test_pictures.py",
+    "docs/trainer.md: advantage_t =": "a formula",
+    'docs/data.md: {"prompt": [{"role"': "a line of a data set: tests/unit/producer/test_pictures.py",
     "examples/agent/README.md: examples/run.sh agent": "minutes, with a real engine",
     "examples/agent/README.md: PENSTOCK_AGENTS__CLIENTS": "minutes, with a real engine",
     "examples/judge/README.md: examples/run.sh judge": "minutes, with a real engine",
@@ -106,21 +107,20 @@ SYNOPSES = (
     "docs/operations.md: penstock run run.yaml [--resume",
     "docs/operations.md: penstock payloads add",
     "docs/rewards.md: penstock reward try",
-    "docs/web.md: penstock web",
+    "docs/inspection.md: penstock web",
 )
 
 #: Settings: a whole configuration, or sections of one, which must load; those of GPUs are planned for.
 SETTINGS = (
     "README.md: run: math",
-    "docs/buffer.md: trainer:",
-    "docs/buffer.md: rollout:",
-    "docs/distillation.md: # a teacher served",
-    "docs/distillation.md: # near the first",
+    "docs/loop.md: trainer:",
+    "docs/trainer.md: # a teacher served",
+    "docs/trainer.md: # near the first",
     "docs/fleet.md: fleet:",
     "docs/fleet.md: engine:",
-    "docs/hooks.md: hooks:",
-    "docs/producer.md: data:",
-    "docs/producer.md: # shards as a stream",
+    "docs/adapters.md: hooks:",
+    "docs/data.md: data:",
+    "docs/data.md: # shards as a stream",
     "docs/rewards.md: reward: {parts",
     "docs/rewards.md: reward: {function: code",
     "docs/rewards.md: reward: {function: math, group",
@@ -142,17 +142,17 @@ EXECUTED = (
     "docs/adapters.md: from penstock import RolloutManager",
     "docs/adapters.md: from torch.utils.data import DataLoader",
     "docs/adapters.md: from penstock import Request, Requests",
-    "docs/consumers.md: from penstock import Trainer",
-    "docs/consumers.md: for evaluation in trainer.evaluations",
-    "docs/consumers.md: # in each process of the critic",
-    "docs/consumers.md: # ram_files.py",
-    "docs/hooks.md: async def generate",
-    "docs/hooks.md: async def debate",
-    "docs/hooks.md: from penstock import Sample",
-    "docs/hooks.md: def sign_of_reward",
-    "docs/hooks.md: def without_tokens_the",
-    "docs/hooks.md: def without_long_prompts",
-    "docs/hooks.md: from collections.abc import Sequence",
+    "docs/loop.md: from penstock import Trainer",
+    "docs/loop.md: for evaluation in trainer.evaluations",
+    "docs/loop.md: # in each process of the critic",
+    "docs/workers.md: # ram_files.py",
+    "docs/adapters.md: async def generate",
+    "docs/adapters.md: async def debate",
+    "docs/adapters.md: from penstock import Sample",
+    "docs/adapters.md: def sign_of_reward",
+    "docs/adapters.md: def without_tokens_the",
+    "docs/adapters.md: def without_long_prompts",
+    "docs/adapters.md: from collections.abc import Sequence",
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
     "docs/rewards.md: async def liked",
@@ -167,9 +167,9 @@ EXECUTED = (
     "docs/tutorial.md: run: letters",
     "docs/tutorial.md: penstock run run.yaml --plan",
     "docs/tutorial.md: penstock run run.yaml --run=hints",
-    "docs/workers.md: from penstock import Observation",
-    "docs/workers.md: from penstock import ToolEnvironment",
-    "docs/workers.md: from penstock import Scorer",
+    "docs/agents.md: from penstock import Observation",
+    "docs/agents.md: from penstock import ToolEnvironment",
+    "docs/loop.md: from penstock import Scorer",
 )
 
 
@@ -385,7 +385,7 @@ def functions_of(key: str, **there: Any) -> dict[str, Any]:
 
 
 def test_a_generate_of_ones_own() -> None:
-    generate = functions_of("docs/hooks.md: async def generate")["generate"]
+    generate = functions_of("docs/adapters.md: async def generate")["generate"]
     check_hook("hooks.generate", "page:generate", generate)
     drawn = {"text": "four", "meta_info": {"output_token_logprobs": [(-0.5, 7, None), (-0.25, 8, None)]}}
 
@@ -415,7 +415,7 @@ def test_rewards_of_lines() -> None:
 
 
 def test_a_group_of_ones_own() -> None:
-    debate = functions_of("docs/hooks.md: async def debate")["debate"]
+    debate = functions_of("docs/adapters.md: async def debate")["debate"]
     check_hook("hooks.rollout", "page:debate", debate)
     asked = []
 
@@ -433,8 +433,10 @@ def test_a_group_of_ones_own() -> None:
 
 
 def test_hooks_of_samples_and_of_the_trainer() -> None:
-    check_hook("hooks.sample", "page", functions_of("docs/hooks.md: from penstock import Sample")["mask_the_last_turn"])
-    found = functions_of("docs/hooks.md: def sign_of_reward")
+    check_hook(
+        "hooks.sample", "page", functions_of("docs/adapters.md: from penstock import Sample")["mask_the_last_turn"]
+    )
+    found = functions_of("docs/adapters.md: def sign_of_reward")
     check_hook("hooks.rewards", "page", found["sign_of_reward"])
     check_hook("hooks.samples", "page", found["without_the_longest"])
     batch = SimpleNamespace(all_rows=[SimpleNamespace(reward=0.5, length=9000), SimpleNamespace(reward=0.0, length=5)])
@@ -443,7 +445,7 @@ def test_hooks_of_samples_and_of_the_trainer() -> None:
 
 
 def test_a_hook_that_sees_tokens_before_they_are_trained() -> None:
-    hook = functions_of("docs/hooks.md: def without_tokens_the")["without_tokens_the_policy_left"]
+    hook = functions_of("docs/adapters.md: def without_tokens_the")["without_tokens_the_policy_left"]
     check_hook("hooks.postprocess", "page", hook)
     row = SimpleNamespace(
         loss_mask=np.array([False, True, True]),
@@ -455,7 +457,7 @@ def test_a_hook_that_sees_tokens_before_they_are_trained() -> None:
 
 
 def test_a_hook_that_makes_train_data() -> None:
-    convert = functions_of("docs/hooks.md: def without_long_prompts")["without_long_prompts"]
+    convert = functions_of("docs/adapters.md: def without_long_prompts")["without_long_prompts"]
     check_hook("hooks.convert", "page", convert)
     short, long = (SlimeSample(tokens=[1] * n, response_length=2, loss_mask=[1, 1], reward=0.5) for n in (4, 9000))
     data = convert(None, [short, long])
@@ -463,7 +465,7 @@ def test_a_hook_that_makes_train_data() -> None:
 
 
 def test_a_hook_that_is_told_of_every_sample(capsys: pytest.CaptureFixture[str]) -> None:
-    keep = functions_of("docs/hooks.md: from collections.abc import Sequence")["keep_what_was_filtered"]
+    keep = functions_of("docs/adapters.md: from collections.abc import Sequence")["keep_what_was_filtered"]
     check_hook("hooks.all_samples", "page", keep)
     rows = [SampleRow("d/0/1", 0, fate=Fate.FILTERED, reason="zero_std_1.0", reward=1.0, answer="4")]
     keep([*rows, SampleRow("d/0/2", 0, fate=Fate.TRAINED)])
@@ -517,7 +519,7 @@ def test_the_loop_of_the_readme(running: Place, monkeypatch: pytest.MonkeyPatch)
 def test_the_loop_of_the_page_on_consumers(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     take_up(running, monkeypatch)
     space = execute(
-        block("docs/consumers.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, device="cpu",
+        block("docs/loop.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, device="cpu",
         model=policy(running, 3),
     )  # fmt: skip
 
@@ -531,7 +533,7 @@ def test_evaluations_in_a_loop_of_ones_own(running: Place, monkeypatch: pytest.M
         trainer.load_state_dict(trainer.state_dict())
         version = trainer.publish(policy(running))
         space = execute(
-            block("docs/consumers.md: for evaluation in trainer.evaluations"), running, monkeypatch, trainer=trainer
+            block("docs/loop.md: for evaluation in trainer.evaluations"), running, monkeypatch, trainer=trainer
         )
 
     assert space["last"].version == version
@@ -556,14 +558,14 @@ def test_scores(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.publish(policy(running))
 
     space = execute(
-        block("docs/workers.md: from penstock import Scorer"), running, monkeypatch, sequences=[[5, 6, 7]], starts=[1]
+        block("docs/loop.md: from penstock import Scorer"), running, monkeypatch, sequences=[[5, 6, 7]], starts=[1]
     )
 
     assert len(space["scores"][0].logprobs) == 2
 
 
 def test_two_roles(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = block("docs/consumers.md: # in each process of the critic")
+    page = block("docs/loop.md: # in each process of the critic")
     take_up(running, monkeypatch)
     done = threading.Event()
 
@@ -786,7 +788,7 @@ def test_python_that_is_listed_is_python_at_least() -> None:
 
 def test_an_environment_of_ones_own() -> None:
     space: dict[str, Any] = {"evaluate": lambda question: eval(question)}
-    exec(block("docs/workers.md: from penstock import Observation").text, space)
+    exec(block("docs/agents.md: from penstock import Observation").text, space)
     sample = SimpleNamespace(turns=["1+1 is calc(1+1)"])
 
     async def play() -> Any:
@@ -799,7 +801,7 @@ def test_an_environment_of_ones_own() -> None:
 
 def test_an_environment_with_tools() -> None:
     space: dict[str, Any] = {}
-    exec(block("docs/workers.md: from penstock import ToolEnvironment").text, space)
+    exec(block("docs/agents.md: from penstock import ToolEnvironment").text, space)
     engine = ScriptedEngine(tool_call("add", {"a": 1, "b": 2}), "3")
 
     sample, _ = asyncio.run(run_environment(space["Calculator"], engine))

@@ -1,4 +1,4 @@
-"""The transport of one's own that docs/consumers.md shows, as it stands there; and the folder whenever it fails."""
+"""The transport of one's own that docs/workers.md shows, as it stands there; and the folder whenever it fails."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ with Trainer(sys.argv[1]) as trainer:
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's module, importable."""
-    (found,) = [one for one in blocks() if one.key.startswith("docs/consumers.md: # ram_files.py")]
+    (found,) = [one for one in blocks() if one.key.startswith("docs/workers.md: # ram_files.py")]
     (tmp_path / "ram_files.py").write_text(found.text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "ram_files", raising=False)

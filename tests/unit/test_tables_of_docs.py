@@ -40,12 +40,12 @@ def accounts() -> set[str]:
     ("page", "head", "names"),
     [
         ("rewards.md", "| `reward.function` |", REWARDS),
-        ("consumers.md", "| | loss per token |", LOSSES),
-        ("consumers.md", "| `trainer.transport` |", TRANSPORTS),
-        ("consumers.md", "| | where | after a rewind", TRACKERS),
+        ("trainer.md", "| | loss per token |", LOSSES),
+        ("workers.md", "| `trainer.transport` |", TRANSPORTS),
+        ("loop.md", "| | where | after a rewind", TRACKERS),
         ("internals/protocol.md", "| account |", accounts()),
-        ("tracing.md", "| end |", set(TryEnd) - {TryEnd.OPEN}),
-        ("tracing.md", "| stage of a sample |", MEANING),
+        ("inspection.md", "| end |", set(TryEnd) - {TryEnd.OPEN}),
+        ("inspection.md", "| stage of a sample |", MEANING),
     ],
     ids=["rewards", "losses", "transports", "trackers", "accounts", "tries", "stages"],
 )

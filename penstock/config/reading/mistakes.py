@@ -202,7 +202,7 @@ ABSENT = {
     "actor_rollout_ref": "verl's model is model here, its actor trainer, its rollout rollout and engine, its ref "
     "rollout.reference",
     "algorithm": "see trainer.advantage, trainer.kl and staleness",
-    "critic": "train it in a trainer of your own, with a subscription of its own (docs/consumers.md)",
+    "critic": "train it in a trainer of your own, with a subscription of its own (docs/loop.md)",
     "ray_kwargs": "see fleet.launcher",
     "global_profiler": "see `penstock trace`",
     "entropy_coeff": "the losses have no entropy term",

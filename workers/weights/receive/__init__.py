@@ -1,1 +1,1 @@
-"""The worker's side of transports that bypass the folder: one file each (docs/consumers.md)."""
+"""The worker's side of transports that bypass the folder: one file each (docs/workers.md)."""

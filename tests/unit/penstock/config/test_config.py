@@ -407,7 +407,7 @@ def test_T9_the_clips_of_gspo_are_of_a_ratio_to_pi_old() -> None:
 
 
 def test_T9_a_clip_is_by_default_of_a_ratio_to_pi_old() -> None:
-    """A clip of a ratio to the behaviour policy halves what samples four versions old teach (docs/consumers.md)."""
+    """A clip of a ratio to the behaviour policy halves what samples four versions old teach (docs/trainer.md)."""
     assert TrainerConfig().correction == "decoupled"
 
 
