@@ -147,6 +147,7 @@ check: venv
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports --no-logo
 	@.venv/bin/python -m tests.language
+	@.venv/bin/python -m tests.pages
 	@.venv/bin/mypy
 
 # docs/configuration.md, docs/metrics.md and docs/internals/waits.md, from the code.

@@ -96,6 +96,8 @@ LISTED = {
     "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
     "examples/ranking/README.md: examples/run.sh ranking": "minutes, with a real engine",
     "examples/steps/README.md: examples/run.sh steps": "minutes, with a real engine",
+    "examples/digits/README.md: examples/run.sh digits": "minutes, with a real engine",
+    "examples/gsm8k/README.md: penstock run": "needs 8 GPUs",
     "examples/tools/README.md: examples/run.sh tools": "minutes, with a real engine",
     "examples/vision/README.md: examples/run.sh vision": "minutes, with a real engine",
     "examples/several/README.md: penstock prepare": "minutes, with a real engine: test_several.py",

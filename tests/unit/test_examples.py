@@ -76,3 +76,14 @@ def test_make_examples_runs_all_of_them(measure: ModuleType) -> None:
 def test_an_example_runs_in_every_mode(name: str, mode: Mode) -> None:
     """As the first of them says at its head: any key can be overridden, such as this one."""
     assert load_config(EXAMPLES / name, [f"--staleness.mode={mode}"], environ={}).staleness.mode is mode
+
+
+def test_a_picture_shows_reward_and_scores_by_step(tmp_path: Path) -> None:
+    picture = load("picture.py")
+    (tmp_path / "steps.jsonl").write_text('{"step": 1, "reward_mean": 0.25}\n{"step": 2, "reward_mean": 0.5}\n')
+    (tmp_path / "eval.jsonl").write_text('{"dataset": "heldout", "version": 1, "accuracy": 0.25}\n')
+
+    picture.draw(tmp_path, tmp_path / "run.png")
+
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert picture.scores_of(tmp_path) == {"heldout": [(1, 0.25)]}
