@@ -518,11 +518,11 @@ def test_the_loop_of_the_readme(running: Place, monkeypatch: pytest.MonkeyPatch)
     assert steps[0]["tokens"].shape[0] == 16
 
 
-def test_the_loop_of_the_page_on_consumers(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_of_ones_own(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     take_up(running, monkeypatch)
     space = execute(
         block("docs/loop.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, device="cpu",
-        model=policy(running, 3),
+        model=policy(running, 3), restore=lambda: None, step=lambda data: 0.5, checkpoint=lambda state: None,
     )  # fmt: skip
 
     assert space["data"]["loss_mask"].dtype == torch.bool
