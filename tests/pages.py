@@ -1,4 +1,4 @@
-"""Check the length and sentences of the pages, and the number and names of benchmark results.
+"""Check length, sentences and paths of the pages, and the number and names of benchmark results.
 
     python -m tests.pages            fails with a sentence for each bound that is exceeded
     python -m tests.pages --long     prints the sentences that are longer than :data:`SENTENCE_WORDS`
@@ -26,6 +26,8 @@ CHANGELOG_LINES = 100
 RESULT_FILES = 60
 
 _WORD = re.compile(r"\w")
+#: A path from the root of the checkout, in backticks: to a folder, or to a file of source or text.
+_PATH = re.compile(r"`((?!runs/)(?:[\w.-]+/)+(?:[\w-]+/|[\w-]+\.(?:py|lua|js|md|yaml|sh|json|jsonl)))`")
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: Where a paragraph begins: an item of a list, a row of a table, a heading, an empty line.
 _BEGIN = re.compile(r"\s*(?:[-*] |\d+\. |\||#|$)")
@@ -68,6 +70,17 @@ def _paragraphs(text: str) -> Iterator[str]:
             lines.append(line.strip())
 
 
+def missing_paths(root: Path = ROOT) -> list[str]:
+    """Return a sentence for each file or folder that a page for maintainers names and that does not exist."""
+    texts = {page: text for page, text in pages(root).items() if is_for_maintainers(page)}
+    return [
+        f"{page}: {path} does not exist"
+        for page, text in texts.items()
+        for path in sorted(set(_PATH.findall(text)))
+        if not (root / path).exists()
+    ]
+
+
 def misnamed_results(folder: Path) -> list[str]:
     """Return a sentence for each result whose name does not begin with the hardware that produced it."""
     found = []
@@ -97,7 +110,7 @@ def excess(root: Path = ROOT) -> list[str]:
         ("files in benchmarks/results", len([path for path in results.rglob("*") if path.is_file()]), RESULT_FILES),
     )  # fmt: skip
     found = [f"{what}: {number:,}, at most {most:,}" for what, number, most in counted if number > most]
-    return found + misnamed_results(results)
+    return found + missing_paths(root) + misnamed_results(results)
 
 
 def main() -> int:

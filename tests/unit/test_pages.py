@@ -88,3 +88,11 @@ def test_a_long_changelog_and_many_results_are_reported(checkout: Path) -> None:
         "lines in CHANGELOG.md: 101, at most 100",
         "files in benchmarks/results: 61, at most 60",
     ]
+
+
+@pytest.mark.parametrize("path", ["buffer/none.py", "docs/none/", "docs/internals/none.md"])
+def test_a_path_that_does_not_exist_is_reported_on_pages_for_maintainers(checkout: Path, path: str) -> None:
+    (checkout / "docs/a.md").write_text(f"`{path}`\n")
+    (checkout / "CONTRIBUTING.md").write_text(f"`{path}`, `docs/a.md`, `docs/`, `JOB/k`, `state.py`\n")
+
+    assert pages.excess(checkout) == [f"CONTRIBUTING.md: {path} does not exist"]
