@@ -48,6 +48,7 @@ FAKE = Path(__file__).with_name("fake_engine.py")
 #: Blocks that are not executed: how they begin, and why.
 LISTED = {
     "README.md: make run ": "minutes, from a fresh clone: sets up, trains, and runs every test",
+    "README.md: dataset ──> producer": "a diagram",
     "CONTRIBUTING.md: make setup ": "minutes, from a fresh clone; needs a network",
     "docs/concepts.md: dataset ──> producer": "a diagram",
     "docs/concepts.md: flowchart LR": "a diagram",
