@@ -44,6 +44,7 @@ from benchmarks.policy import Policy
 from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights import publisher
 from penstock.consumers.weights.write import write_weights
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
@@ -230,6 +231,7 @@ def _jobs(load: Load, count: int) -> list[Job]:
 def line_config(url: str, engine: RunningEngine, folder: Path, anchor_every: int, full_bytes: int) -> Iterator[Config]:
     """A run whose folders are gone afterwards."""
     weights = folder / "versions"
+    publisher.ANCHOR_EVERY = anchor_every
     try:
         yield make_config(
             url,
@@ -252,7 +254,6 @@ def line_config(url: str, engine: RunningEngine, folder: Path, anchor_every: int
                 "batch_groups": 1,
                 "batches_per_version": 1,
                 "transport": "delta",
-                "anchor_every": anchor_every,
                 "weights_dir": str(weights),
                 "keep_versions": 3,
             },
@@ -428,7 +429,7 @@ def main(
     shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}; its weights are bfloat16.")] = "tiny",
     legs: Annotated[str, typer.Option(help="Comma-separated: versions, tokens; or format alone.")] = "versions,tokens",
     num_versions: Annotated[int, typer.Option("--versions", help="Versions of that leg.")] = 50,
-    anchor_every: Annotated[int, typer.Option(help="trainer.anchor_every.")] = 20,
+    anchor_every: Annotated[int, typer.Option(help="One of so many versions is stored complete.")] = 20,
     lr: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
     budget_s: Annotated[float, typer.Option(help="Leg versions ends within so much of the start.")] = 560.0,
     updates: Annotated[int, typer.Option(help="Updates of each leg of tokens.")] = 3,

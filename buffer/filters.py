@@ -38,6 +38,8 @@ FilterFunction = Callable[[CompletedGroup], Any]
 
 #: Rewards of a group differ when their standard deviation is above this.
 MIN_STD = 1e-6
+#: Longest run of one filter on one group; a longer one counts as raised.
+TIMEOUT_S = 1.0
 #: Reason of a group that is dropped because its filter raised.
 RAISED = "raised"
 #: Reason of a group without a sample that bears loss.
@@ -102,15 +104,13 @@ class Filters:
     Args:
         allowed: ``module:function`` names of the buffer's own configuration. A subscription's definition comes
             from Redis, and its writers must not choose the code that is imported here.
-        timeout_s: longest run of one filter on one group.
 
     Raises:
         ConfigError: one of ``allowed`` cannot be loaded.
     """
 
-    def __init__(self, allowed: Iterable[str] = (), timeout_s: float = 1.0) -> None:
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
         self._functions = dict(BUILT_IN) | {name: load_filter(name) for name in allowed}
-        self._timeout_s = timeout_s
         self._thread: _Thread | None = None
 
     def unknown(self, names: Sequence[str]) -> str:
@@ -118,7 +118,7 @@ class Filters:
         return next((name for name in names if name not in self._functions), "")
 
     def judge(self, names: Sequence[str], group: CompletedGroup) -> Verdict:
-        """Call filters in order until one rejects; never raises. Blocks for at most ``timeout_s`` each."""
+        """Call filters in order until one rejects; never raises. Blocks for at most ``TIMEOUT_S`` each."""
         for name in names:
             verdict = self._ask(name, group)
             if verdict is not KEEP:
@@ -141,11 +141,11 @@ class Filters:
         if self._thread is None:
             self._thread = _Thread()
         try:
-            return self._thread.call(function, group, self._timeout_s)
+            return self._thread.call(function, group, TIMEOUT_S)
         except TimeoutError:
             # It cannot be killed: it is abandoned, and the next call gets another thread.
             self._thread = None
-            raise TimeoutError(f"it took longer than {self._timeout_s:g} s") from None
+            raise TimeoutError(f"it took longer than {TIMEOUT_S:g} s") from None
 
 
 class _Thread:

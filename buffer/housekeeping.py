@@ -23,6 +23,7 @@ from penstock.buffer.unread_evaluations import UnreadEvaluations
 from penstock.config import Config, RolloutConfig
 from penstock.errors import ConfigError
 from penstock.names import LANES, Lane
+from penstock.payloads.format import PAYLOAD_TTL_S
 from penstock.payloads.servers import parts_of
 from penstock.protocol import scripts
 from penstock.protocol.scripts import Backlog, Late, Leadership, note, run
@@ -47,7 +48,7 @@ class ForgottenPayloads:
     same lease becomes permanent again when its group is complete.
 
     Args:
-        ttl_s: ``buffer.payload_ttl_s``: time to live of payloads that no group has.
+        ttl_s: time to live of payloads that no group has.
     """
 
     def __init__(self, client: Client, keys: Keys, servers: PayloadServers, ttl_s: float) -> None:
@@ -328,16 +329,14 @@ class Housekeeping:
         self._reclaimer = reclaimer
         self._alive = alive
         self._waiting = waiting
-        self._retirement = Retirement(
-            client, keys, servers, lead, state, retention_s=config.buffer.retention_s, alive=alive
-        )
+        self._retirement = Retirement(client, keys, servers, lead, state, alive=alive)
         self._partial = PartialGroups(client, keys, lead, config.rollout, waiting("buffer:late"))
         self._scores = UnreadScores(client, keys, state, config.buffer.score_ttl_s)
         self._evaluations = UnreadEvaluations(
             client, keys, state, config.run_dir, config.buffer.eval_ttl_s,
             waiting=waiting("evaluations"), alive=alive,
         )  # fmt: skip
-        self._forgotten = ForgottenPayloads(client, keys, servers, config.buffer.payload_ttl_s)
+        self._forgotten = ForgottenPayloads(client, keys, servers, PAYLOAD_TTL_S)
         self._holdings = Holdings(client, keys)
         self._history = HeldForHistory(client, keys, lead)
         self._retire = _Interval(RETIRE_S)

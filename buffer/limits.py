@@ -68,7 +68,7 @@ def missing_groups(view: View, running: int) -> GroupsMissing:
         rejects=len(view.rejects),
         dropped=view.position.dropped,
         multiple=definition.multiple,
-        is_full=is_full or (bool(definition.keep_bytes) and pool.num_bytes >= definition.keep_bytes),
+        is_full=is_full,
     )
 
 

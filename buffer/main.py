@@ -123,8 +123,7 @@ class Buffer:
         self._events: Client = connect_blocking(config.redis.url, BLOCK_MS / 1000)
         self._servers = PayloadServers(config.redis, self._control.client, self._keys)
         self._filters = Filters(
-            [name for name in (*config.trainer.filter.functions, *config.buffer.filters) if name not in BUILT_IN],
-            config.buffer.filter_timeout_s,
+            [name for name in (*config.trainer.filter.functions, *config.buffer.filters) if name not in BUILT_IN]
         )
         self._token = new_token()
         self._lease_ms = int(config.buffer.lease_s * 1000)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from penstock.buffer.group import Group
 from penstock.buffer.payload_servers import PayloadServers, keys_of
 from penstock.buffer.state import State
-from penstock.buffer.subscription import Subscription
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS
 from penstock.protocol import scripts
@@ -30,7 +29,6 @@ class Retirement:
     """Seals, sweeps and tidies for the leader.
 
     Args:
-        retention_s: ``buffer.retention_s``, for subscriptions without a ``keep_s`` of their own.
         alive: called between chunks; keeps the leadership, raises LeadershipLost.
     """
 
@@ -42,7 +40,6 @@ class Retirement:
         lead: Leadership,
         state: State,
         *,
-        retention_s: float | None = None,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
@@ -50,7 +47,6 @@ class Retirement:
         self._servers = servers
         self._lead = lead
         self._state = state
-        self._retention_s = retention_s
         self._alive = alive
 
     def seal(self) -> int:
@@ -61,7 +57,7 @@ class Retirement:
         """
         ckpt = {name: sub.position.ckpt for name, sub in self._state.subs.items()}
         sealed = self._seal_all(self._state.spent.durable(ckpt), ())
-        keep_s = {name: self._keep_s(sub) for name, sub in self._state.subs.items()}
+        keep_s = {name: sub.definition.keep_s for name, sub in self._state.subs.items()}
         for limit in sorted({limit for limit in keep_s.values() if limit}):
             may = {name for name, own in keep_s.items() if own and own <= limit}
             evicted = self._seal_all(self._state.spent.overdue(ckpt, limit, may), may)
@@ -69,9 +65,6 @@ class Retirement:
                 log.warning("%d groups went without a checkpoint past them, after %g s", evicted, limit)
             sealed += evicted
         return sealed
-
-    def _keep_s(self, sub: Subscription) -> float:
-        return sub.definition.keep_s or self._retention_s or 0.0
 
     def park(self) -> None:
         """Park subscriptions whose trainer has been gone for longer than their retention. Blocks shortly."""

@@ -84,15 +84,13 @@ class Subscription:
         """Return the groups beyond the limits of the subscription, longest held first."""
         definition, pool = self.definition, self.pool
         groups = len(pool) - definition.keep_groups if definition.keep_groups else 0
-        num_bytes = pool.num_bytes - definition.keep_bytes if definition.keep_bytes else 0
         oldest_s = time.monotonic() - definition.keep_s if definition.keep_s else -math.inf
         over: list[Group] = []
         for group in pool:
-            if groups <= 0 and num_bytes <= 0 and group.since_s >= oldest_s:
+            if groups <= 0 and group.since_s >= oldest_s:
                 break
             over.append(group)
             groups -= 1
-            num_bytes -= group.num_bytes
         return over
 
     def abandoned(self) -> list[Group]:

@@ -31,7 +31,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.config import Config
-from penstock.config.staleness import Mode
+from penstock.config.staleness import Mode, Sampler
 from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavailable
 from penstock.metrics.series import counter, gauge
 from penstock.metrics.server import serve
@@ -109,7 +109,6 @@ _OF_CONTENT = "2:"
 _SHAPING = (
     "chat_template_kwargs",
     "image_key",
-    "shuffle_window",
     "source_args",
     "split",
     "streaming",
@@ -321,7 +320,7 @@ class Producer:
         gate: tuple[int, Sequence[Sequence[str]]] | None,
     ) -> Admission:
         config = self._config
-        in_order = config.staleness.mode is not Mode.ASYNC or config.buffer.sampler == "cohort"
+        in_order = config.staleness.mode is not Mode.ASYNC or config.trainer.subscription.sampler is Sampler.COHORT
         answer = self._control.call(
             scripts.admit(
                 self._keys,

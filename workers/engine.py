@@ -169,12 +169,9 @@ class Engine(Protocol):
     def num_running(self) -> int:
         """Requests for tokens that were sent and not answered."""
 
-    def silent(self, limit_s: float | None) -> list[tuple[str, float]]:
-        """Return (name, seconds) of requests for tokens that were silent for ``limit_s``, longest first.
-
-        Args:
-            limit_s: None: 10 s, and older than three times the expected duration of an answer of all its tokens.
-        """
+    def silent(self) -> list[tuple[str, float]]:
+        """Return (name, seconds) of requests for tokens that were silent for 10 s, longest first, and are older than
+        three times the expected duration of an answer of all their tokens."""
 
     def describe(self) -> list[EnginePresence]:
         """Return its servers with their states, for presence; [] if it is a single server."""

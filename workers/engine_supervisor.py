@@ -32,6 +32,10 @@ PROOF_TOKENS = 32
 PROOF_S = 60.0
 #: Seconds between two checks of the phase of a start.
 PHASE_S = 1.0
+#: Seconds within which ``engine.crash_loop_failures`` are a crash loop.
+CRASH_LOOP_S = 600.0
+#: Longest wait before a restart, in units of ``engine.restart_wait_s``.
+LONGEST_WAIT = 30
 
 
 class Caretaker:
@@ -48,7 +52,7 @@ class Caretaker:
         self._held = held
         config = services.config.engine
         self._restarts = Restarts(
-            config.restart_wait_s, config.max_restart_wait_s, config.crash_loop_window_s, config.crash_loop_failures
+            config.restart_wait_s, LONGEST_WAIT * config.restart_wait_s, CRASH_LOOP_S, config.crash_loop_failures
         )
 
     async def first_start(self) -> None:
@@ -171,7 +175,7 @@ class Caretaker:
             wait_s = max(wait_s, config.health_interval_s)
             self._waiting.blocked_on(EngineAway(config.url or self._services.engine.url, last))
         elif self._services.crash_loop:
-            self._waiting.blocked_on(EngineCrashLoop(last, self._restarts.count, config.crash_loop_window_s, wait_s))
+            self._waiting.blocked_on(EngineCrashLoop(last, self._restarts.count, CRASH_LOOP_S, wait_s))
         else:
             self._waiting.blocked_on(EngineRestarting(last))
         await self._updates.pause(wait_s)

@@ -210,7 +210,7 @@ class Worker:
             ("presence", self.presence.run()),
             ("heartbeat", self.heartbeat.run()),
             ("serve", self._serve()),
-            ("logs", keep_bounded(self._engine_logs, limits.max_bytes, limits.keep)),
+            ("logs", keep_bounded(self._engine_logs, limits.max_bytes)),
         )
         tasks = [asyncio.create_task(work, name=name) for name, work in parts]
         stop = asyncio.create_task(self._draining.wait(), name="stop")

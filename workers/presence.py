@@ -120,7 +120,7 @@ class Presence:
 
     def _report_silence(self) -> None:
         """Report a request that hangs (I8), long before its timeout."""
-        silent = self._services.engine.silent(self._services.config.engine.slow_request_s)
+        silent = self._services.engine.silent()
         if not silent:
             self._requests.end()
             return

@@ -218,7 +218,7 @@ class Services:
 
     async def tell_endings(self) -> None:
         """Record the outcomes of jobs since the last call. Blocks for a round trip at most."""
-        await self.endings.tell(self.control, self.keys, self.config.reward.died_window)
+        await self.endings.tell(self.control, self.keys)
 
     async def note_finished(self, birth: int, begun_on: str) -> None:
         """Record that the engine of start ``birth`` finished a request that began on publication ``begun_on``.

@@ -1,6 +1,6 @@
 """Post the end of a run to a web address: finished, failed or stopped (``notify.url``).
 
-It never delays the end of a run for longer than ``notify.timeout_s``; failures are only logged. Redirects are refused,
+It never delays the end of a run for longer than ``TIMEOUT_S``; failures are only logged. Redirects are refused,
 so that only the configured address gets the message. Secrets are masked in it.
 """
 
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds before the second attempt; doubles.
 PAUSE_S = 0.5
+#: Longest time of all attempts together, and the number of attempts.
+TIMEOUT_S, ATTEMPTS = 10.0, 3
 #: Most characters of a reason that are sent.
 MAX_REASON = 4_000
 
@@ -56,27 +58,27 @@ def message(config: Config, record: RunRecord, summary: dict[str, Any]) -> dict[
 
 
 def notify(config: NotifyConfig, body: dict[str, Any]) -> None:
-    """Post ``body``. Blocks for ``timeout_s`` at most; failures are logged, without the address."""
+    """Post ``body``. Blocks for ``TIMEOUT_S`` at most; failures are logged, without the address."""
     if config.url is None:
         return
     # In a thread that may be abandoned: a resolver that hangs cannot be cancelled.
     failures: list[str] = []
     data = json.dumps(body).encode()
-    thread = threading.Thread(target=_post, args=(config, config.url, data, failures), name="notify", daemon=True)
+    thread = threading.Thread(target=_post, args=(config.url, data, failures), name="notify", daemon=True)
     thread.start()
-    thread.join(config.timeout_s)
+    thread.join(TIMEOUT_S)
     if thread.is_alive():
-        failures.append(f"it did not answer in notify.timeout_s = {config.timeout_s:g}")
+        failures.append(f"it did not answer in {TIMEOUT_S:g} s")
     if failures:
         log.warning("failed to post the end of the run to notify.url: %s", redact(failures[-1]))
 
 
-def _post(config: NotifyConfig, url: str, data: bytes, failures: list[str]) -> None:
+def _post(url: str, data: bytes, failures: list[str]) -> None:
     """Post until the server accepts, or a retry is of no use; add what failed."""
-    for attempt in range(config.max_attempts):
+    for attempt in range(ATTEMPTS):
         time.sleep(PAUSE_S * 2 ** (attempt - 1) if attempt else 0.0)
         try:
-            status = ask(url, data, timeout_s=config.timeout_s).status
+            status = ask(url, data, timeout_s=TIMEOUT_S).status
         except Exception as exc:
             # Any error: the run has ended, and reporting its end must not fail.
             failures.append(str(exc).replace(url, "it"))

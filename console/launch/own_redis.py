@@ -93,7 +93,7 @@ def serve_redis(config: Config) -> int:
                     )
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + log_files.LOOK_EVERY_S
-                    log_files.bound([server.log_path], config.logs.max_bytes, config.logs.keep)
+                    log_files.bound([server.log_path], config.logs.max_bytes)
                 time.sleep(TICK_S)
         finally:
             server.stop()
@@ -106,5 +106,4 @@ def _server(config: Config, folder: RunFolder) -> RedisServer:
         port=config.redis.port,
         password=kept_password(folder.redis),
         appendfsync=config.redis.appendfsync,
-        max_memory_bytes=config.redis.max_memory_bytes,
     )

@@ -194,7 +194,7 @@ async def _score(
 ) -> list[Scored]:
     rewards = Rewards(config, None, allowed)
     # No check waits for a process within its time.
-    free, done = asyncio.Semaphore(config.processes), 0
+    free, done = asyncio.Semaphore(config.pool.workers), 0
 
     async def one(given: Recorded) -> Scored:
         nonlocal done

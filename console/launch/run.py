@@ -352,7 +352,7 @@ class _Run:
         if time.monotonic() >= self.next_log_look:
             self.next_log_look = time.monotonic() + log_files.LOOK_EVERY_S
             limits = self.config.logs
-            log_files.bound(self.folder.log_files(), limits.max_bytes, limits.keep)
+            log_files.bound(self.folder.log_files(), limits.max_bytes)
 
     def _keep_redis(self) -> str | None:
         return None if self.server is None else self.server.keep_up()

@@ -167,7 +167,7 @@ class RolloutManager:
             ProtocolError: nothing is published yet.
         """
         self.health_monitoring_resume()
-        found = self._trainer.evaluations.evaluate(timeout_s=self.config.data.eval_timeout_s or EVAL_TIMEOUT_S)
+        found = self._trainer.evaluations.evaluate(timeout_s=EVAL_TIMEOUT_S)
         return {f"eval/{dataset}": value for dataset, value in found.accuracy.items()} if found is not None else {}
 
     def save(self, rollout_id: int) -> Path:

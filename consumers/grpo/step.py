@@ -98,6 +98,8 @@ Micro = dict[str, Any]
 #: Effect of rounding between a bfloat16 engine and a trainer on a sample's mean log ratio: 0.003 to 0.008 for
 #: a model of 135M; that of a token is moved by several times as much (docs/trainer.md).
 ROUNDING = 5e-3
+#: An optimizer step whose gradient is not finite is skipped; after so many batches in a row with one the run stops.
+MAX_SKIPPED = 3
 
 
 class GRPO:
@@ -247,15 +249,15 @@ class GRPO:
         """Raise after many skipped batches. Call it after the commit, or the last batch would be delivered again.
 
         Raises:
-            PenstockError: of ``max_skipped_steps`` batches in a row an optimizer step was skipped; names them.
+            PenstockError: of ``MAX_SKIPPED`` batches in a row an optimizer step was skipped; names them.
         """
-        most, found = self.config.max_skipped_steps, self.skipped_in_a_row
-        if most is not None and len(found) >= most:
+        found = self.skipped_in_a_row
+        if len(found) >= MAX_SKIPPED:
             raise PenstockError(
                 f"{len(found)} batches in a row had a gradient that is not finite: {', '.join(map(str, found))}; no "
                 "weight was changed by their optimizer steps of that kind, and the batches are committed. Look for a "
-                "reward or a logprob in them that is far off and at whether the model's weights are finite, lower "
-                "trainer.lr, or raise trainer.max_skipped_steps."
+                "reward or a logprob in them that is far off and at whether the model's weights are finite, or lower "
+                "trainer.lr."
             )
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ from penstock.consumers.batch.fetch import PayloadReader
 from penstock.consumers.history.all_samples import AllSamples
 from penstock.consumers.history.retired import Retired, read_retired, read_trained
 from penstock.consumers.history.rows import Bytes, Trained, row_of_job, rows_of, wanted_row
-from penstock.consumers.history.texts import Choice, Texts
+from penstock.consumers.history.texts import Texts
 from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.errors import ConfigError, DiskFull, ProtocolError, QueueUnavailable, RecordingLost
 from penstock.history.part import newest_epoch
@@ -190,7 +190,6 @@ class Recorder:
         self._attendance = Attendance(self._control.client, self._keys, "recorder", metrics=url)
         self._payloads = PayloadReader(config.redis, self._keys, self._waiting, stopped=self._tick)
         self._texts = Texts(config.model.path)
-        self._choice = Choice(config.history)
         self._burials = Burials(self._control.client, self._keys)
         self._all_samples = AllSamples(config)
         self._pace = Pace()
@@ -309,7 +308,7 @@ class Recorder:
             return 0
         groups = self._control.do(lambda client: read_retired(client, self._keys, jobs))
         trained = self._control.do(lambda client: read_trained(client, self._keys, groups))
-        kept = {group.job for group in groups if self._choice.keeps(group)}
+        kept = {group.job for group in groups if group.seq % self._config.history.keep_every == 0}
         self._write([row_of_job(group) for group in groups if not group.samples], [])
         for piece in _pieces(groups):
             self._write_piece(piece, kept, trained)

@@ -1,43 +1,13 @@
-"""Choose the groups whose answers and tokens are recorded, and decode their tokens."""
+"""Decode the tokens of recorded samples."""
 
 import logging
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.config import HistoryConfig
-from penstock.consumers.history.retired import Retired
 from penstock.errors import ConfigError
 from penstock.history.blocks import Piece
 from penstock.model.tokenizer import TokenTexts, load_token_texts
 
 log = logging.getLogger(__name__)
-
-#: Number of versions whose groups are counted; groups of older ones do not arrive any more.
-MAX_VERSIONS = 1024
-
-
-class Choice:
-    """Choose groups whose answers are recorded (``history.keep_every``, ``keep_per_version``)."""
-
-    def __init__(self, config: HistoryConfig) -> None:
-        self._config = config
-        self._kept: OrderedDict[int, int] = OrderedDict()
-
-    def keeps(self, group: Retired) -> bool:
-        """Return whether the group's answers are recorded, and count it if so."""
-        if self._config.keep_every > 1 and group.seq % self._config.keep_every != 0:
-            return False
-        most = self._config.keep_per_version
-        if most is None:
-            return True
-        version = max((sample.newest for sample in group.samples), default=-1)
-        count = self._kept.get(version, 0)
-        if count >= most:
-            return False
-        self._kept[version] = count + 1
-        if len(self._kept) > MAX_VERSIONS:
-            self._kept.popitem(last=False)
-        return True
 
 
 class Texts:

@@ -72,7 +72,6 @@ class Evaluations:
         self, config: Config | None = None, versions: Versions | None = None, *, is_read: bool = False
     ) -> None:
         self._names = {one.name for one in config.data.eval} if config is not None else set()
-        self._timeout_s = config.data.eval_timeout_s if config is not None else None
         self._path = config.run_dir / FILE if config is not None else Path(FILE)
         self._versions = versions if is_read and self._names else None
         self._changed = threading.Condition()
@@ -146,7 +145,7 @@ class Evaluations:
 
         Args:
             end: as of ``Trainer.ask_evaluation``.
-            timeout_s: longest wait; None takes ``data.eval_timeout_s``.
+            timeout_s: longest wait; None: no limit.
 
         Raises:
             ConfigError: the run has no ``data.eval``, or this process does not read evaluations.
@@ -161,7 +160,7 @@ class Evaluations:
         if not wanted:
             raise ProtocolError("Nothing can be evaluated yet: publish the first weights before.")
         self._versions.ask_evaluation(wanted, end)
-        return self.wait(wanted, self._timeout_s if timeout_s is None else timeout_s, stopped)
+        return self.wait(wanted, timeout_s, stopped)
 
     def wait(
         self, version: int, timeout_s: float | None, stopped: Callable[[], bool] = lambda: False
@@ -188,7 +187,7 @@ class Evaluations:
                     count = len(self._names) - len(missing)
                     raise WaitTimeout(
                         f"The evaluation of version {version} did not finish within {timeout_s:g} s "
-                        f"(data.eval_timeout_s; {count} of {len(self._names)} datasets did, not {', '.join(missing)}): "
+                        f"({count} of {len(self._names)} datasets did, not {', '.join(missing)}): "
                         "`penstock why` says what it waits for; a trainer that is started again waits for it again.",
                         count=count,
                         cause=EvaluationPending(version, tuple(missing)),

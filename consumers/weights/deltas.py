@@ -1,7 +1,7 @@
 """Put each version into the delta store before it is announced (``transport: delta``).
 
 A version is stored as a delta to the last announced one, if this process wrote that one and no rewind abandoned it;
-else, and every ``trainer.anchor_every`` versions, as an anchor. The base is always an announced version.
+else, and every ``ANCHOR_EVERY`` versions, as an anchor. The base is always an announced version.
 """
 
 import logging

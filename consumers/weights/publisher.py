@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 MAX_SKIPPED = 3
 #: Workers send a heartbeat every 0.5 s; workers silent for longer than this are skipped.
 READY_S = 2.0
+#: With transport delta one of so many versions is stored complete, besides the changes since the version before.
+ANCHOR_EVERY = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Publisher:
         if config.trainer.transport == "delta":
             store = DeltaStore(config.delta_store, WRITER, lambda cause: self._waiting.blocked_on(cause))
             in_use = partial(versions_in_use, self._control, self._keys, config.model.name)
-            self.deltas = Deltas(store, config.trainer.anchor_every, in_use)
+            self.deltas = Deltas(store, ANCHOR_EVERY, in_use)
         serves = config.serving.enabled and subscriber.seat.leads and subscriber.model
         self._serving = StaticFiles(config, subscriber) if serves else None
         #: Writes the folders of versions that are sent first.

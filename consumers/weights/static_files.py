@@ -4,7 +4,7 @@
 
 GET and HEAD of ``/OBJECT/FILE``, with ranges, for clients with the run's token; no other files can be requested. A
 connection carries one request, and is closed if the client does not present the token, or does not read, for
-``serving.stall_s``.
+``STALL_S``.
 
 Training does not wait for it, and its failures do not fail a publication.
 """
@@ -33,6 +33,7 @@ from penstock.weights.file_errors import is_folder
 from penstock.weights.index import INDEX_FILE, read_index
 from penstock.weights.serving import (
     BAD_REQUESTS,
+    STALL_S,
     LoopThread,
     is_authorized,
     is_object,
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 KEPT, MAX_OFFERS = 8, 256
 #: Longest head of a request.
 HEAD_BYTES = 8 * 1024
+#: Most open connections; if all have shown the token one more waits, else the oldest without it is closed for it.
+MAX_CONNECTIONS = 32
 #: Longest wait for the port.
 START_S = 10.0
 #: Pause after a failed accept, for instance without a free file handle.
@@ -68,7 +71,9 @@ class FileServer:
         ConfigError: the address cannot be bound, or its TLS settings are invalid.
     """
 
-    def __init__(self, config: ServingConfig, token: str, bytes_per_s: int | None = None) -> None:
+    def __init__(
+        self, config: ServingConfig, token: str, bytes_per_s: int | None = None, reached_at: str | None = None
+    ) -> None:
         #: Name of a version -> its folder, and the bytes of each file; changed in the thread only.
         self.versions: dict[str, tuple[Path, Mapping[str, int]]] = {}
         self._token, tls = token, server_context(config)
@@ -80,7 +85,7 @@ class FileServer:
             raise cannot_listen("serving", config.host, config.port, exc) from exc
         #: URL for clients, without a trailing slash.
         scheme = "https" if tls else "http"
-        self.url = f"{scheme}://{host_in_url(config.host, config.reached_at)}:{port}"
+        self.url = f"{scheme}://{host_in_url(config.host, reached_at)}:{port}"
         log.info("weights are served at %s", self.url)
 
     def close(self) -> None:
@@ -93,8 +98,8 @@ class FileServer:
         listening = socket.create_server(found[0][4], family=found[0][0])
         listening.setblocking(False)
         # Inherited by its connections: one whose client reads nothing for so long is closed.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.stall_s * 1000))
-        self.connections = _Connections(self._answer, config, bytes_per_s)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
+        self.connections = _Connections(self._answer, bytes_per_s)
         self._accepting = loop.create_task(self.connections.accept(listening, tls))
         return int(listening.getsockname()[1])
 
@@ -123,9 +128,9 @@ class FileServer:
 
 
 class _Connections(web.Server):
-    """Serve at most ``max_connections``: the oldest without the token is closed for a new one; else that waits."""
+    """Serve at most ``MAX_CONNECTIONS``: the oldest without the token is closed for a new one; else that waits."""
 
-    def __init__(self, answer: Answer, config: ServingConfig, bytes_per_s: int | None) -> None:
+    def __init__(self, answer: Answer, bytes_per_s: int | None) -> None:
         super().__init__(
             answer,
             handler_cancellation=True,
@@ -135,8 +140,8 @@ class _Connections(web.Server):
             max_line_size=HEAD_BYTES,
             max_field_size=HEAD_BYTES,
         )
-        self._stall_s, self._bytes_per_s = config.stall_s, bytes_per_s
-        self._room = asyncio.Semaphore(config.max_connections)
+        self._stall_s, self._bytes_per_s = STALL_S, bytes_per_s
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
         #: The oldest first: socket, and the time until which the client has to present the token; None: it has.
         self.open: dict[web.RequestHandler, tuple[socket.socket, asyncio.Timeout]] = {}
 
@@ -219,7 +224,7 @@ class StaticFiles:
         self._control = AsyncControl(config.redis.url)
         self._offers: dict[str, Offer] = {}
         self._turn = asyncio.Lock()
-        self.server = FileServer(config.serving, token_of(config), config.trainer.serve_bytes_per_s)
+        self.server = FileServer(config.serving, token_of(config), config.trainer.serve_bytes_per_s, config.reached_at)
         self._renewing = self.server.thread.submit(self._renew_forever())
 
     def offer(self, version: int, index: str, folder: Path) -> None:

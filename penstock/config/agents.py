@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.section import Positive, Seconds
+from penstock.config.section import Seconds
 from penstock.config.serving import TlsConfig, checked_host, is_token
 from penstock.text import MASK
 
@@ -19,26 +19,19 @@ class AgentsConfig(TlsConfig):
     host: str = "127.0.0.1"
     #: Port of the gateway; 0 takes a free one, as workers always do.
     port: Annotated[int, Field(ge=0, le=65535)] = 8900
-    #: Name or address by which the gateway reaches a worker of this machine; None: ``host``, or the machine's name if
-    #: ``host`` stands for every address.
-    reached_at: str | None = None
     #: Tokens of clients by name; each may open episodes. Give them in the environment, as PENSTOCK_AGENTS__CLIENTS.
     #: Empty: the token of the run, in the file ``weights.token`` of its folder.
     clients: dict[str, str] = Field(default_factory=dict)
     #: An episode without a request for so long is a failed attempt of its job.
     idle_s: Seconds = 600.0
-    #: Most open connections of one gateway; the oldest without a request is closed for one more.
-    max_connections: Positive = 2048
-    #: Most bytes of one request.
-    max_request_bytes: Positive = 8 * 1024 * 1024
     #: SGLang's parser of tool calls in answers (``qwen25``, ``llama3``, ...); None: answers are text.
     tool_call_parser: str | None = None
     #: SGLang's parser of reasoning in answers (``qwen3``, ``deepseek-r1``, ...); None: reasoning is text.
     reasoning_parser: str | None = None
 
-    @field_validator("host", "reached_at")
+    @field_validator("host")
     @classmethod
-    def _is_a_host(cls, host: str | None) -> str | None:
+    def _is_a_host(cls, host: str) -> str:
         return checked_host(host)
 
     @model_validator(mode="after")

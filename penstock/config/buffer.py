@@ -1,12 +1,12 @@
 """Section ``buffer``: filters, and retention."""
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from penstock.config.hooks import FilterName
-from penstock.config.section import Positive, Seconds, Section
+from penstock.config.section import Seconds, Section
 
 
 class OnFilterError(StrEnum):
@@ -41,19 +41,9 @@ class FilterConfig(Section):
 class BufferConfig(Section):
     #: Leadership is lost when not renewed for so long.
     lease_s: Seconds = 5.0
-    #: A group whose subscriptions are done with it but have no checkpoint past it is deleted after so long; None:
-    #: never.
-    retention_s: Seconds | None = None
-    #: oldest_version | fifo | cohort; None: by mode (cohort for sync and one_step).
-    sampler: Literal["oldest_version", "fifo", "cohort"] | None = None
-    #: Payloads that are not committed expire after so long, and so do those of incomplete groups if their server's
-    #: clock is set ahead by as much: three days, since clocks are often wrong by one day in either direction.
-    payload_ttl_s: Positive = 259_200
     #: Results of scoring jobs that are not collected are deleted after so long.
     score_ttl_s: Seconds = 3600.0
     #: An evaluation that no consumer reads is written to ``eval.jsonl``, and its groups are deleted, after so long.
     eval_ttl_s: Seconds = 600.0
     #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
     filters: list[FilterName] = Field(default_factory=list)
-    #: Longest run of one filter on one group; a longer one counts as raised.
-    filter_timeout_s: Seconds = 1.0

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config.hooks import EnvironmentName, RewardName
 from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
 from penstock.config.sampling import check_sampling
-from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.section import Positive, Section, checked_name
 from penstock.names import MAX_ANSWERS
 
 #: Most places after which the order of a mixture repeats: it is kept in memory.
@@ -86,8 +86,6 @@ class DatasetConfig(Section):
     split: str | None = None
     #: With ``hf:``: rows are read only when they are needed; their number is known at the end.
     streaming: bool = False
-    #: Rows of a stream that are read together, and shuffled among themselves; None: 1024.
-    shuffle_window: Annotated[int, Field(ge=1, le=65536)] | None = None
     #: Keyword arguments for the class of ``python:``.
     source_args: dict[str, Any] = Field(default_factory=dict)
     #: Column of the prompt: text, or a list of chat messages.
@@ -159,8 +157,6 @@ class DatasetConfig(Section):
             raise ValueError("split is of what Hugging Face datasets reads (path hf:FOLDER_OR_NAME): remove it")
         if self.streaming and hub_name(self.path) is None:
             raise ValueError("streaming is of what Hugging Face datasets reads (path hf:FOLDER_OR_NAME): remove it")
-        if self.shuffle_window is not None and not self.streaming:
-            raise ValueError("shuffle_window is of a stream, and other datasets are shuffled as a whole: remove it")
         if self.source_args and code_name(self.path) is None:
             raise ValueError("source_args are handed to a class of one's own (path python:module:Class): remove them")
         return self
@@ -223,9 +219,6 @@ class DataConfig(Section):
     #: Weights that are published while a version is evaluated are loaded after its evaluation, so that it alone
     #: generates it. Training continues with this version's groups, as far as the bound allows, and waits then.
     eval_pinned: bool = False
-    #: Longest wait for the last evaluation; the trainer then ends with exit code 1, and a restarted one waits
-    #: for the same evaluation. None: it waits, and `penstock why` reports the reason.
-    eval_timeout_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _categories_are_of_held_out_prompts(self) -> Self:

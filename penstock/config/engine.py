@@ -82,30 +82,20 @@ class EngineConfig(Section):
     start_timeout_s: Seconds = 600.0
     #: Longest load of new weights; after it the engine counts as dead.
     load_timeout_s: Seconds = 300.0
-    #: No health check for so long after a start.
-    health_first_wait_s: Annotated[float, Field(ge=0)] = 0.0
     #: Between two health checks; none are made while weights change or memory is released.
     health_interval_s: Seconds = 2.0
     #: Longest answer to a health check.
     health_timeout_s: Seconds = 10.0
     #: Failures in a row until the engine is restarted.
     health_failures: Positive = 3
-    #: A lost engine is restarted at once; after a second failure in a row after this wait, which doubles with each.
+    #: A lost engine is restarted at once; after a second failure in a row after this wait, which doubles with each,
+    #: up to 30 times as long.
     restart_wait_s: Seconds = 1.0
-    #: The longest such wait.
-    max_restart_wait_s: Seconds = 30.0
-    #: So many failures (crashes before anything was finished, failed starts) within the window are a crash loop: the
-    #: worker hands its jobs back, leases none, reports why, and retries every ``max_restart_wait_s``.
+    #: So many failures (crashes before anything was finished, failed starts) within 600 s are a crash loop: the
+    #: worker hands its jobs back, leases none, reports why, and retries after the longest of these waits.
     crash_loop_failures: Annotated[int, Field(ge=2)] = 5
-    #: See ``crash_loop_failures``.
-    crash_loop_window_s: Seconds = 600.0
     #: Longest wait for one answer.
     request_timeout_s: Seconds = 3600.0
-    #: `penstock why` reports a request without progress for so long, with its worker and job. null: one
-    #: that is older than 10 s and than three times max_new_tokens / (tokens/s of one request, as measured).
-    slow_request_s: Seconds | None = None
-    #: None: as the server reports. false: treat it as a server that does not report version spans.
-    reports_spans: bool | None = None
     #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` sets it, else scaled; for a server
     #: at a URL as a test request shows. A server that returns another kind than set here is refused.
     logprob_kind: Literal["scaled", "original"] | None = None

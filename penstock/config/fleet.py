@@ -51,10 +51,6 @@ class RouterOptions(Section):
     policy: Literal["cache_aware", "round_robin", "random", "power_of_two", "manual"] = "cache_aware"
     #: More arguments of sglang-router, names without dashes; true stands for a bare flag.
     args: dict[str, Any] = Field(default_factory=dict)
-    #: Interpreter that has sglang_router; None: engine.python.
-    python: str | None = None
-    #: Longest start of the router.
-    start_timeout_s: Seconds = 60.0
 
 
 class RouterConfig(RouterOptions):
@@ -65,8 +61,6 @@ class RouterConfig(RouterOptions):
     host: str = "127.0.0.1"
     #: Port it listens at; 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: Port of its metrics; 0 takes a free one.
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
 
     @model_validator(mode="after")
     def _modes_are_whole(self) -> Self:
@@ -229,14 +223,8 @@ class AutoscaleConfig(Section):
     min_workers: Positive = 1
     #: Most workers.
     max_workers: Positive
-    #: Tokens per second of a worker with all slots in use; None: as measured, the mean of workers that were full.
-    worker_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
-    #: Wanted for so long before workers are added.
-    up_after_s: Seconds = 30.0
     #: Unwanted for so long before they are drained; set it to three starts of an engine where that is longer.
     down_after_s: Seconds = 600.0
-    #: No change while wanted and present differ by no more than this share.
-    dead_band: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     @model_validator(mode="after")
     def _range_is_one(self) -> Self:
@@ -256,10 +244,6 @@ class FleetConfig(Section):
     ports: tuple[Port, Port] = (20000, 29999)
     #: Empty: worker.count regular engines of ``model`` without GPUs.
     models: list[ModelGroups] = Field(default_factory=list)
-    #: Longest wait for the placement group of Ray.
-    placement_timeout_s: Seconds = 120.0
-    #: Ray's cluster; None: RAY_ADDRESS, or one of our own on this machine.
-    ray_address: str | None = None
     #: Have the fleet choose how many engines its one regular group of the trained model has; None: as configured.
     autoscale: AutoscaleConfig | None = None
 

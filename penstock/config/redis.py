@@ -42,8 +42,6 @@ class RedisConfig(Section):
     #: When the append-only file of our own server is synced: each second, by the process that started it, or before
     #: each answer.
     appendfsync: Literal["everysec", "always"] = "everysec"
-    #: maxmemory of our own server in bytes; 0 sets none.
-    max_memory_bytes: Annotated[int, Field(ge=0)] = 0
     #: Refuse a control Redis without an append-only file: when it dies, all that it holds is lost.
     require_aof: bool = True
     #: Name -> URL of payload servers, redis://...; empty: payloads live on the control Redis, under the name

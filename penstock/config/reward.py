@@ -28,10 +28,6 @@ class JailConfig(Section):
     url: str | None = None
     #: Address space of each process in bytes.
     memory_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
-    #: Most processes and threads.
-    processes: Positive = 16
-    #: Most bytes in its temporary folder.
-    files_bytes: Positive = 16 * 1024**2
     #: Most bytes that a program prints.
     output_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
     #: Folders that programs may read, beside the system's libraries and the interpreter: absolute paths.
@@ -56,8 +52,6 @@ class CodeConfig(Section):
     test_s: Seconds = 4.0
     #: Time of an answer's tests together; those that are left then count as failed.
     total_s: Seconds = 20.0
-    #: Only so many tests of a label are run, from its first on; null: all of them.
-    max_tests: Positive | None = None
     #: Largest difference of two numbers that still counts as none, relative to the larger or to 1.
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
     #: Interpreter of answers: a path; what is installed there can be imported. null: penstock's own, with Python's
@@ -73,21 +67,16 @@ class PoolConfig(Section):
     #: rq: by ``penstock verifiers``, on this machine or others, a process for each check; rewards of
     #: penstock's own that take a moment (exact_match, f1) stay in the worker.
     kind: Literal["process", "rq"] = "process"
-    #: rq: checks that one ``penstock verifiers`` makes at once; `penstock run` starts one.
+    #: process: processes of slow rewards by name per worker. rq: checks that one ``penstock verifiers`` makes at once;
+    #: `penstock run` starts one.
     workers: Positive = 2
-    #: rq: rewards that jobs may name beside those of this configuration. No other is run.
-    functions: list[RewardName] = Field(default_factory=list)
-    #: rq: most bytes of a sample on its way to a verifier, and of the answer, as JSON.
-    max_bytes: Annotated[int, Field(ge=1024, le=32 * 1024**2)] = 4 * 1024**2
     #: rq: address space of a check in bytes; None: no limit but that of math_verify.
     memory_bytes: Positive | None = None
 
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> Self:
-        given = [key for key in ("workers", "max_bytes", "memory_bytes") if not self.is_default(key)]
-        if given and self.kind != "rq":
-            names, are = ", ".join(given), "are" if given[1:] else "is"
-            raise ValueError(f"{names} {are} of kind rq, and kind is {self.kind}: set it, or remove {names}")
+        if self.memory_bytes is not None and self.kind != "rq":
+            raise ValueError(f"memory_bytes is of kind rq, and kind is {self.kind}: set it, or remove memory_bytes")
         return self
 
 
@@ -101,12 +90,8 @@ class RemoteConfig(Section):
     timeout_s: Seconds = 120.0
     #: Attempts of a sample.
     max_attempts: Positive = 10
-    #: Longest pause between two; it doubles from 1 s.
-    max_pause_s: Seconds = 30.0
     #: Requests of a worker at once.
     concurrency: Positive = 64
-    #: Most bytes of a request, and of an answer.
-    max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
 
     @field_validator("url")
     @classmethod
@@ -130,12 +115,8 @@ class FrozenModelConfig(Section):
     #: Attempts of a request; of a judge's within the time that a reward has (``reward.timeout_s``). While a model that
     #: scores samples is unreachable none counts.
     max_attempts: Positive = 5
-    #: Longest pause between two; it doubles from 1 s.
-    max_pause_s: Seconds = 10.0
     #: Concurrent requests of a worker.
     concurrency: Positive = 32
-    #: Most bytes of a request, and of an answer.
-    max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
 
     @field_validator("name")
     @classmethod
@@ -158,8 +139,6 @@ class ScoringModelConfig(FrozenModelConfig):
     #: Its folder, with config.json and tokenizer, which are compared with the policy's at the start. null: that of the
     #: model of this name in ``fleet.models``.
     path: str | None = None
-    #: Most bytes of a request, and of an answer: about 40 for each token.
-    max_bytes: Annotated[int, Field(ge=1024, le=256 * 1024**2)] = 32 * 1024**2
 
 
 class OverlongConfig(Section):
@@ -223,21 +202,12 @@ class RewardConfig(Section):
     timeout_s: Seconds = 30.0
     #: Attempts of a reward that raises.
     max_attempts: Positive = 2
-    #: CPU time of one check of a slow reward by name (math_verify, math); an answer that needs more is worth 0
-    #: (docs/internals/truth.md, T11).
-    check_cpu_s: Positive = 5
     #: Admission stops when more than this share of a dataset's jobs failed in the user's code (reward, environment), of
-    #: the last ``died_window`` that ended, from ``died_from`` on; 1: never.
+    #: the last 100 that ended, from 20 on; 1: never.
     max_died_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    #: See ``max_died_share``.
-    died_window: Annotated[int, Field(ge=1, le=10_000)] = 100
-    #: See ``max_died_share``.
-    died_from: Positive = 20
     #: Rewards given by import path run in one process beside the worker, which a reward cannot harm (docs/rewards.md);
     #: those that call judges, and ``group``, stay in the worker. Costs CPU time per reward.
     own_process: bool = False
-    #: Processes of slow rewards by name per worker, with pool.kind process.
-    processes: Positive = 2
     #: Processes that compute rewards.
     pool: PoolConfig = PoolConfig()
 
@@ -273,15 +243,6 @@ class RewardConfig(Section):
             raise ValueError(
                 f"code.total_s {self.code.total_s:g} is not below timeout_s {self.timeout_s:g}: a slow answer would "
                 "fail as reward_timeout in place of being worth less; raise timeout_s"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _deaths_can_be_too_many(self) -> Self:
-        if self.died_from > self.died_window and self.max_died_share < 1:
-            raise ValueError(
-                f"died_from {self.died_from} is more than died_window {self.died_window}, so no share of dead jobs "
-                "would ever stop admission: lower it, or set max_died_share to 1 where that is meant"
             )
         return self
 

@@ -9,9 +9,6 @@ from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section
 from penstock.names import MAX_ANSWERS, ROUTED_EXPERTS
 
-#: Tokens between two checks of a running answer, if a checkpoint may be due at any time.
-STREAM_TOKENS = 64
-
 
 class RolloutConfig(Section):
     """How answers are generated."""
@@ -47,8 +44,6 @@ class RolloutConfig(Section):
     #: and any worker continues it; not with routed_experts among ``sides``, and not if a hook or an agent
     #: makes the samples. None: no limit.
     lease_tokens: Positive | None = None
-    #: No loss on tokens of a finished sample that are older than its newest one.
-    mask_offpolicy_in_partial_rollout: bool = False
 
     #: Compared with ``n`` only if it is given.
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"min_group"})

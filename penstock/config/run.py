@@ -17,7 +17,7 @@ from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.sampling import is_temperature, temperature_of
 from penstock.config.section import Positive, Seconds, Section, checked_name
-from penstock.config.serving import MetricsConfig, NotifyConfig, ServingConfig
+from penstock.config.serving import MetricsConfig, NotifyConfig, ServingConfig, checked_host
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.transport import TRANSPORTS, transport
@@ -36,8 +36,6 @@ class HistoryConfig(Section):
     #: Answers and tokens are kept of every so manieth group, in the order of admission; 1: of all. The samples of the
     #: others have a row without them.
     keep_every: Positive = 1
-    #: Answers and tokens are kept of at most so many groups of each version; None: of all.
-    keep_per_version: Annotated[int, Field(ge=0)] | None = None
     #: Most groups that stay in Redis to be recorded; more are deleted without rows, and counted. At least those
     #: between two checkpoints, which retire together.
     backlog: Positive = 4096
@@ -74,8 +72,6 @@ class LogsConfig(Section):
     format: LogFormat = LogFormat.TEXT
     #: A log in the run's folder that is longer (bytes) is rotated to ``PART.log.1``.
     max_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * 1024**2
-    #: Rotated files kept of each log.
-    keep: Annotated[int, Field(ge=1, le=100)] = 3
 
 
 class DebugConfig(Section):
@@ -107,6 +103,10 @@ class Config(Section):
     prepare: Annotated[list[str], Field(min_length=1)] | None = None
     #: Seed of the order of the data and, if the engine samples with seeds, of every sample.
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    #: Name or address by which other machines reach this one, for parts that listen on more than its loopback
+    #: (``serving``, ``agents``, ``metrics``); None: their ``host``, or the machine's name if that stands for every
+    #: address.
+    reached_at: str | None = None
     redis: RedisConfig = RedisConfig()
     model: ModelConfig
     data: DataConfig
@@ -126,6 +126,11 @@ class Config(Section):
     fleet: FleetConfig = FleetConfig()
     metrics: MetricsConfig = MetricsConfig()
     notify: NotifyConfig = NotifyConfig()
+
+    @field_validator("reached_at")
+    @classmethod
+    def _reached_at_is_a_host(cls, host: str | None) -> str | None:
+        return checked_host(host)
 
     @field_validator("run")
     @classmethod
@@ -170,13 +175,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _prefixes_are_kept(self) -> Self:
-        kept = [key for key in ("checkpoint_tokens", "checkpoint_s") if not self.worker.is_default(key)]
-        given = [f"worker.{key}" for key in kept]
+        given = [] if self.worker.checkpoint_tokens is None else ["worker.checkpoint_tokens"]
         if given and ROUTED_EXPERTS in self.rollout.sides:
-            keep, them = ("keep", "them") if given[1:] else ("keeps", "it")
             raise ValueError(
-                f"{' and '.join(given)} {keep} prefixes, and the {ROUTED_EXPERTS} of rollout.sides do not go with "
-                f"them, so none is kept: remove {them}, or {ROUTED_EXPERTS}"
+                f"worker.checkpoint_tokens keeps prefixes, and the {ROUTED_EXPERTS} of rollout.sides do not go with "
+                f"them, so none is kept: remove it, or {ROUTED_EXPERTS}"
             )
         if not self.rollout.is_default("lease_tokens"):
             given.append("rollout.lease_tokens")

@@ -4,22 +4,27 @@ import ipaddress
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.section import Positive, Seconds, Section
+from penstock.config.section import Positive, Section
 from penstock.errors import ConfigError
 from penstock.text import MASK
 
+T = TypeVar("T", str, str | None)
+
 #: Addresses that mean all of a machine's.
 _ALL = ("0.0.0.0", "::")
+#: Addresses that only processes of the same machine reach.
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def host_in_url(host: str, reached_at: str | None) -> str:
     """Return the host, in URL form, by which others reach a server that listens on ``host``."""
-    host = reached_at or (socket.gethostname() if host in _ALL else host)
+    if host not in _LOOPBACK:
+        host = reached_at or (socket.gethostname() if host in _ALL else host)
     return f"[{host}]" if ":" in host else host
 
 
@@ -37,7 +42,7 @@ _WEB = re.compile(r"https?://[^\s/]\S*")
 _DIGITS = re.compile(r"[0-9.]+\.[0-9.]*")
 
 
-def checked_host(host: str | None) -> str | None:
+def checked_host(host: T) -> T:
     """Return ``host``; raise ValueError if it is neither a name nor an address."""
     if host is not None and not _is_host(host):
         raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
@@ -118,16 +123,6 @@ class ServingConfig(TlsConfig):
     host: str = "127.0.0.1"
     #: Its port: 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: Name or address by which workers of other machines reach the trainer; None: ``host``, or the machine's name if
-    #: ``host`` stands for every address.
-    reached_at: str | None = None
-    #: Most open connections of the trainer; if all have shown the token one more waits, else the oldest without the
-    #: token is closed for it.
-    max_connections: Annotated[int, Field(gt=0, le=4096)] = 32
-    #: A connection without progress for so long is closed, by either side.
-    stall_s: Seconds = 20.0
-    #: Files that a worker fetches at once.
-    fetches: Annotated[int, Field(gt=0, le=64)] = 4
     #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder.
     folder: Path | None = None
     #: Most bytes of fetched versions on a machine: the oldest is deleted first, but none that a worker uses. A version
@@ -143,9 +138,9 @@ class ServingConfig(TlsConfig):
             raise ValueError("serving.token is no token: give 16 to 256 printable characters of ASCII, without blanks")
         return token
 
-    @field_validator("host", "reached_at")
+    @field_validator("host")
     @classmethod
-    def _is_a_host(cls, host: str | None) -> str | None:
+    def _is_a_host(cls, host: str) -> str:
         return checked_host(host)
 
     @model_validator(mode="after")
@@ -168,12 +163,10 @@ class MetricsConfig(Section):
     #: Port of each part: 0 takes a free one, which `penstock metrics discovery` reports to Prometheus; a number is for
     #: a part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    #: Name or address by which Prometheus reaches a part; None: ``host``, or the machine's name where that means all.
-    reached_at: str | None = None
 
-    @field_validator("host", "reached_at")
+    @field_validator("host")
     @classmethod
-    def _is_a_host(cls, host: str | None) -> str | None:
+    def _is_a_host(cls, host: str) -> str:
         return checked_host(host)
 
 
@@ -183,10 +176,6 @@ class NotifyConfig(Section):
     #: http:// or https:// address that gets a POST of JSON (docs/operations.md); it is masked wherever it is shown.
     #: None: no notification.
     url: str | None = None
-    #: Longest time of all attempts together; the end of the run waits no longer for it.
-    timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
-    #: Attempts, with a pause between them.
-    max_attempts: Positive = 3
 
     @model_validator(mode="after")
     def _can_be_posted_to(self) -> Self:

@@ -60,7 +60,7 @@ class ModeRules:
     bound: int | None
     #: Default of ``staleness.on_expiry``.
     on_expiry: OnExpiry
-    #: Default of ``buffer.sampler``.
+    #: Default of ``trainer.subscription.sampler``.
     sampler: Sampler
     #: The default with filters, which would leave holes in a cohort; other samplers refill a drop at the same version.
     filtered_sampler: Sampler

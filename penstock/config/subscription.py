@@ -118,8 +118,6 @@ class SubscriptionConfig(Section):
     prefetch: Annotated[NotNegative | None, Trait.LIVE, Trait.LIVE_WHERE_ASKED] = None
     #: Most unused groups held for it; the longest held are disposed of first. 0: no limit.
     keep_groups: Annotated[NotNegative, Trait.LIVE] = 0
-    #: Most payload bytes of unused groups held for it. 0: no limit.
-    keep_bytes: Annotated[NotNegative, Trait.LIVE] = 0
     #: Longest time in seconds that it holds a group unused, or used and without a checkpoint past it, and longest
     #: absence of its trainer before it is parked. 0: unlimited.
     keep_s: Annotated[float, Field(ge=0), Trait.LIVE, Trait.LIVE_WHERE_ASKED] = 0.0
@@ -170,8 +168,8 @@ class SubscriptionConfig(Section):
             raise ValueError("members of a pool divide all groups: remove quota and start")
         if self.sampler is Sampler.COHORT and (self.unit is not Unit.GROUPS or self.multiple > 1 or self.quota < 1):
             raise ValueError("sampler cohort takes whole cohorts: its unit is groups, multiple and quota are 1")
-        if self.sampler is Sampler.COHORT and (self.keep_groups or self.keep_bytes):
-            raise ValueError("sampler cohort takes whole cohorts: remove keep_groups and keep_bytes")
+        if self.sampler is Sampler.COHORT and self.keep_groups:
+            raise ValueError("sampler cohort takes whole cohorts: remove keep_groups")
         if self.unit is Unit.GROUPS and self.size and 0 < self.keep_groups < self.size:
             raise ValueError(
                 f"a batch of {self.size} groups can never be cut while at most {self.keep_groups} are held: "
@@ -315,8 +313,8 @@ class Definition(SubscriptionConfig):
             )
         if rules.needs_cohorts and self.sampler is not Sampler.COHORT:
             raise ValueError(
-                f"mode {mode} trains whole cohorts, and the sampler is {self.sampler}: leave it (and buffer.sampler) "
-                "out, or begin a run of mode async"
+                f"mode {mode} trains whole cohorts, and the sampler is {self.sampler}: leave it out, "
+                "or begin a run of mode async"
             )
 
     def _check_cohort(self) -> None:

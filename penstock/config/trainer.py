@@ -104,9 +104,6 @@ class TrainerConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     #: Gradients are scaled down to this norm.
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    #: An optimizer step whose gradient is not finite is skipped, its batch committed; after so many batches in a row
-    #: with such a step the run stops, when the last one is committed, and names them. null: never.
-    max_skipped_steps: Positive | None = 3
     #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS). null: of
     #: reinforce alone, which takes no ratio.
     clip_low: Annotated[float, Field(ge=0, le=1)] | None = 0.2
@@ -162,9 +159,6 @@ class TrainerConfig(Section):
     #: announced. null: false, but true with transport delta, which refuses false. The first
     #: publication of a trainer is always folder first.
     folder_first: bool | None = None
-    #: With transport delta: one of so many versions is stored complete in ``delta_store``, besides the changes since
-    #: the version before.
-    anchor_every: Positive = 20
     #: With transport delta: store of complete versions and changes for workers, of this run alone: a folder that
     #: trainer and workers share, or an URL that fsspec knows (s3://BUCKET/RUN, with the package s3fs). null: ``deltas``
     #: in ``weights_dir``.
@@ -342,7 +336,7 @@ class TrainerConfig(Section):
                 f"folder_first false has no effect with transport {name}, whose versions begin with their folder: "
                 "remove it, or choose another transport"
             )
-        owners = {"delta_store": ["delta"], "anchor_every": ["delta"], "transfer_address": ["nccl", "gloo"]}
+        owners = {"delta_store": ["delta"], "transfer_address": ["nccl", "gloo"]}
         for key, of in owners.items():
             if name not in of and not self.is_default(key):
                 raise ValueError(

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.config.hooks import EnvironmentName, RewardName
-from penstock.config.rollout import STREAM_TOKENS
 from penstock.config.section import Positive, Seconds, Section
 
 
@@ -28,16 +27,12 @@ class WorkerConfig(Section):
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     #: Attempts of a job that fails, before it becomes a dead letter.
     max_attempts: Positive = 3
-    #: Wait before the first retry; doubles, up to ``max_retry_s``.
+    #: Wait before the first retry; doubles, up to 60 s.
     retry_s: Seconds = 1.0
-    #: The longest such wait.
-    max_retry_s: Seconds = 60.0
     #: A sample's prefix is kept in Redis after so many new tokens, which limits the loss of a kill; None: only
     #: when the worker hands it back or its engine crashes. Not with routed_experts among ``rollout.sides``, and not if
     #: a hook makes the samples.
     checkpoint_tokens: Positive | None = None
-    #: Likewise after so many seconds; whichever is due first.
-    checkpoint_s: Seconds | None = None
     #: Rewards and environments, ``module:name``, that jobs may name beside those of ``reward`` and ``data``. A worker
     #: imports nothing else: jobs come from Redis, and its writers must not choose the code that runs here.
     rewards: list[RewardName] = Field(default_factory=list)
@@ -52,13 +47,6 @@ class WorkerConfig(Section):
     copies_bytes: Positive = 256 * 1024**3
 
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})
-
-    @property
-    def stream_interval(self) -> int:
-        """Tokens between two checks of a running answer; 0: it is checked when it is finished."""
-        if self.checkpoint_s is not None:
-            return min(STREAM_TOKENS, self.checkpoint_tokens or STREAM_TOKENS)
-        return self.checkpoint_tokens or 0
 
     @model_validator(mode="after")
     def _renewed_in_time(self) -> Self:

@@ -156,7 +156,6 @@ _FILTER = (Form(("group",), is_async=False),)
 _ELSEWHERE: dict[str, tuple[Form, ...]] = {
     "reward.function": _REWARD,
     "reward.parts": _REWARD,
-    "reward.pool.functions": _REWARD,
     "worker.rewards": _REWARD,
     "reward.group": (
         Form(("samples",), ("judges",)),

@@ -29,7 +29,6 @@ def named(config: Config) -> list[tuple[str, str]]:
     found = [("reward.function", config.reward.function)]
     found += [("reward.parts", name) for name in config.reward.parts]
     found += [("reward.group", config.reward.group)] if config.reward.group else []
-    found += [("reward.pool.functions", name) for name in config.reward.pool.functions]
     found += [("worker.rewards", name) for name in config.worker.rewards]
     found += [("worker.environments", name) for name in config.worker.environments]
     found += [(f"{key}.reward", at.reward) for key, at in datasets if at.reward]

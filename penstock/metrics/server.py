@@ -119,7 +119,7 @@ class MetricsServer:
         ConfigError: the address cannot be listened on.
     """
 
-    def __init__(self, config: MetricsConfig, part: Part) -> None:
+    def __init__(self, config: MetricsConfig, part: Part, reached_at: str | None = None) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(part)
         try:
@@ -127,7 +127,7 @@ class MetricsServer:
         except OSError as exc:
             raise cannot_listen("metrics", config.host, config.port or 0, exc) from exc
         #: Address for other processes.
-        self.url = f"http://{host_in_url(config.host, config.reached_at)}:{self._server.server_port}/metrics"
+        self.url = f"http://{host_in_url(config.host, reached_at)}:{self._server.server_port}/metrics"
         log.info("metrics at %s", self.url)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ def serve(config: Config, part: str, name: str, *collectors: Collector) -> Metri
     """Serve the metrics of a process if ``metrics.port`` is set. Returns at once; raises as ``MetricsServer``."""
     if config.metrics.port is None:
         return None
-    return MetricsServer(config.metrics, Part(config.run, part, name, collectors))
+    return MetricsServer(config.metrics, Part(config.run, part, name, collectors), config.reached_at)
 
 
 #: Seconds between two checks whether its record is to be confirmed.

@@ -24,6 +24,9 @@ def are_step_rewards(array: NDArray[Any], length: int) -> bool:
 
 
 MAGIC = b"PSP2"
+#: Seconds after which payloads that are not committed expire, and those of incomplete groups if their server's clock is
+#: set ahead by as much: three days, since clocks are often wrong by one day in either direction.
+PAYLOAD_TTL_S = 259_200
 #: Most tokens of one sample.
 MAX_TOKENS = 64 * 1024 * 1024
 

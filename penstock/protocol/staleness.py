@@ -16,7 +16,7 @@ not age any token either.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.config import BufferConfig, Config, StalenessConfig, TrainerConfig
+from penstock.config import Config, StalenessConfig, TrainerConfig
 from penstock.config.staleness import Mode, OnExpiry, Sampler
 from penstock.config.subscription import Asked, Definition, SubscriptionConfig, Unit
 from penstock.errors import ConfigError
@@ -37,15 +37,14 @@ class Policy:
     sampler: Sampler
 
     @classmethod
-    def of(cls, staleness: StalenessConfig, buffer: BufferConfig, *, filtered: bool = False) -> "Policy":
+    def of(cls, staleness: StalenessConfig, *, filtered: bool = False) -> "Policy":
         """Make the policy of a configuration; a subscription made of it refuses what cannot work.
 
         ``filtered``: the subscription has filters.
         """
         rules = staleness.rules
         default = rules.filtered_sampler if filtered else rules.sampler
-        sampler = Sampler(buffer.sampler or default)
-        return cls(staleness.mode, staleness.bound, staleness.on_expiry or rules.on_expiry, sampler)
+        return cls(staleness.mode, staleness.bound, staleness.on_expiry or rules.on_expiry, default)
 
     @property
     def waits(self) -> bool:
@@ -160,7 +159,7 @@ def definition_of(
     config: Config, *, subscription: SubscriptionConfig | None = None, roles: Sequence[str] = ()
 ) -> Definition:
     """Make the subscription of a configuration's trainer; arguments and errors as for ``Policy.definition``."""
-    policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
+    policy = Policy.of(config.staleness, filtered=bool(config.trainer.filter.functions))
     return policy.definition(
         config.trainer, model=config.model.name, seed=config.seed, subscription=subscription, roles=roles
     )

@@ -1,7 +1,7 @@
 """Stop admission if too many jobs fail because of the user's code or data, so that the data is not used up.
 
-Workers record how jobs end, per dataset and reward or environment; the last ``reward.died_window`` results of each are
-kept. Engine crashes do not count. Refused jobs of the configured data (such as prompts longer than the context) count
+Workers record how jobs end, per dataset and reward or environment; the last ``WINDOW`` results of each are kept.
+ Engine crashes do not count. Refused jobs of the configured data (such as prompts longer than the context) count
 only if all of them are refused, since a few are normal. The producer then stops with the reason, `penstock run` ends
 with it, and a start of either clears the results.
 """
@@ -60,6 +60,8 @@ def _pause(lane: bytes, record: bytes, now: float) -> Pause:
     return Pause(name, by[:MAX_BY] if isinstance(by, str) else "", max(0.0, now - at))
 
 
+#: Results that are kept of each kind, and results from which on their share of failures counts.
+WINDOW, LEAST = 100, 20
 #: Failures that are caused by the user's code.
 OF_USER_CODE = frozenset({
     JobFailure.REWARD_RAISED, JobFailure.REWARD_TIMEOUT, JobFailure.REWARD_NOT_A_NUMBER, JobFailure.REWARD_TOO_LARGE,
@@ -83,9 +85,9 @@ def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> JobsFailing | No
     for field, digits in sorted(ends.items()):
         if not field.startswith(b"d:"):
             continue
-        last = digits[-config.died_window :]
+        last = digits[-WINDOW:]
         died, refused = last.count(b"1"), last.count(b"2")
-        if len(last) < config.died_from or config.max_died_share >= 1:
+        if len(last) < LEAST or config.max_died_share >= 1:
             continue
         kind = field[2:].decode(errors="replace")[:400]
         words = ends.get(b"w:" + field[2:], b"").decode(errors="replace")[:1000]

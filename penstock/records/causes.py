@@ -373,7 +373,7 @@ class GroupsMissing(Cause, kind=EDGE):
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     #: Samples come in whole multiples of this.
     multiple: int = 1
-    #: keep_groups or keep_bytes is reached.
+    #: keep_groups is reached.
     is_full: bool = False
 
     @property
@@ -388,7 +388,7 @@ class GroupsMissing(Cause, kind=EDGE):
         about += [f"{self.rejects} rejects held back"] if self.rejects else []
         about += [f"dropped so far: {ledger(self.dropped)}"] if self.dropped else []
         if self.is_full:
-            about.append("the batch can never be cut, since no more may be held: raise keep_groups and keep_bytes")
+            about.append("the batch can never be cut, since no more may be held: raise keep_groups")
         return f"{missing} ({', '.join(about)})"
 
 

@@ -160,13 +160,6 @@ class Sample:
         for values in (self.tokens, self.logprobs, self.generated, self.loss_mask, self.versions):
             del values[length:]
 
-    def mask_offpolicy(self) -> None:
-        """Mask tokens older than the newest version of their part from the loss; they still count as generated."""
-        for begin, end in pairwise([0, *self.parts, len(self.tokens)]):
-            newest = max(self.versions[begin:end], default=-1)
-            pairs = zip(self.loss_mask[begin:end], self.versions[begin:end], strict=True)
-            self.loss_mask[begin:end] = [mask if version == newest else 0 for mask, version in pairs]
-
     @property
     def last_turn_start(self) -> int:
         """Return the index after the prompt or the last observation."""

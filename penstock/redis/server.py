@@ -162,7 +162,6 @@ class RedisServer:
         password: required from clients, and dangerous commands are forbidden (``RULES``); None allows all. The
             server listens on loopback only.
         appendfsync: ``everysec``, by this process (``AppendOnlySync``), or ``always``, by the server.
-        max_memory_bytes: 0 sets no limit.
     """
 
     def __init__(
@@ -172,14 +171,12 @@ class RedisServer:
         port: int = 0,
         password: str | None = None,
         appendfsync: str = "everysec",
-        max_memory_bytes: int = 0,
         binary: Path | None = None,
     ) -> None:
         self.folder = folder
         self.port = port
         self.password = password
         self.appendfsync = appendfsync
-        self.max_memory_bytes = max_memory_bytes
         self.binary = binary or find_binary()
         self._keeper_password = secrets.token_urlsafe(24)
         # TERM rather than KILL: it writes its buffer before it goes.
@@ -298,7 +295,7 @@ class RedisServer:
             *(["appendfsync no", f"syslog-ident {IDENT}"] if self._sync else [f"appendfsync {self.appendfsync}"]),
             f"auto-aof-rewrite-min-size {REWRITE_BYTES}",
             'save ""',
-            f"maxmemory {self.max_memory_bytes}",
+            "maxmemory 0",
             "maxmemory-policy noeviction",
             "databases 1",
         ]

@@ -19,6 +19,8 @@ from penstock.system.logs import as_text
 
 #: Seconds between two checks of a log's size.
 LOOK_EVERY_S = 10.0
+#: Rotated files kept of each log.
+KEEP = 3
 #: Most bytes of a log that are read for its last lines.
 TAIL_BYTES = 64 * 1024
 
@@ -56,31 +58,28 @@ def numbered(path: Path, n: int) -> Path:
     return path.with_name(f"{path.name}.{n}")
 
 
-def bound(paths: Iterable[Path], max_bytes: int, keep: int) -> None:
+def bound(paths: Iterable[Path], max_bytes: int) -> None:
     """Rotate the logs that are longer than ``max_bytes``. Blocks for the file system.
 
     A log that cannot be rotated is left unchanged, with a warning; the next call retries.
     """
     for path in paths:
         try:
-            rotate(path, max_bytes, keep)
+            rotate(path, max_bytes)
         except OSError as exc:
             log.warning("log %s is longer than logs.max_bytes = %d and cannot be rotated: %s", path, max_bytes, exc)
 
 
-async def keep_bounded(paths: Iterable[Path], max_bytes: int, keep: int) -> None:
+async def keep_bounded(paths: Iterable[Path], max_bytes: int) -> None:
     """Call ``bound`` periodically, for ever, without blocking the event loop."""
     paths = tuple(paths)
     while True:
-        await asyncio.to_thread(bound, paths, max_bytes, keep)
+        await asyncio.to_thread(bound, paths, max_bytes)
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def rotate(path: Path, max_bytes: int, keep: int) -> bool:
+def rotate(path: Path, max_bytes: int) -> bool:
     """Rotate a log that is longer than ``max_bytes``; return whether it was. Concurrent calls rotate it once.
-
-    Args:
-        keep: logs kept beside it, at least 1.
 
     Raises:
         OSError: the copy has no room, or may not be created; the log is unchanged.
@@ -95,7 +94,7 @@ def rotate(path: Path, max_bytes: int, keep: int) -> bool:
             try:
                 with copy.open("wb") as out:
                     shutil.copyfileobj(file, out, 1024 * 1024)
-                _shift(path, keep)
+                _shift(path)
                 copy.replace(numbered(path, 1))
             except BaseException:
                 copy.unlink(missing_ok=True)
@@ -114,8 +113,8 @@ def _locked(file: int) -> bool:
     return True
 
 
-def _shift(path: Path, keep: int) -> None:
-    for n in range(keep - 1, 0, -1):
+def _shift(path: Path) -> None:
+    for n in range(KEEP - 1, 0, -1):
         if (older := numbered(path, n)).exists():
             older.replace(numbered(path, n + 1))
 

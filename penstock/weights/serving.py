@@ -23,6 +23,8 @@ from penstock.text import MASK, know
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+#: Seconds without progress after which either side closes a connection.
+STALL_S = 20.0
 #: Name of a version's folder, on the server and on machines that fetched it.
 _OBJECT = re.compile(r"v\d{8,20}-[0-9a-f]{32}")
 

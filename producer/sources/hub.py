@@ -52,7 +52,7 @@ def open_stream(name: str, config: DatasetConfig) -> Stream:
         return _stamps(here) == stamps
 
     _, first, _ = parse_path(config.path)
-    return Stream(reader, config, digest, is_same, first, config.shuffle_window or STREAM_WINDOW)
+    return Stream(reader, config, digest, is_same, first, STREAM_WINDOW)
 
 
 def _saved(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:

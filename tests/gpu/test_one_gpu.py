@@ -155,7 +155,7 @@ def test_T16_ten_versions_by_delta_are_served_from_bit_equal_copies(
 ) -> None:
     copies = tmp_path / "copies"
     sections = {"staleness": {"mode": "async", "bound": 16}, "worker": {"copies_dir": str(copies)}}
-    config = make(sections, transport="delta", anchor_every=4)
+    config = make(sections, transport="delta")
 
     async def body(worker: Worker, trainer: Trainer) -> None:
         model = load(gpu_models[1])

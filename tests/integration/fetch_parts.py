@@ -90,7 +90,7 @@ def config_of(
     **serving: Any,
 ) -> Config:
     """Of a part whose machine has ``folder``."""
-    base = {"enabled": True, "token": TOKEN, "stall_s": 1.0}
+    base = {"enabled": True, "token": TOKEN}
     if (trainer or {}).get("transport") != "delta":
         base["folder"] = folder / "fetched"
     return Config.model_validate(

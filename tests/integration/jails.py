@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from penstock.config.reward import JailConfig
 from penstock.workers.rewards.jail.backends import BACKENDS, walls
 from penstock.workers.rewards.jail.jail import Jail
 from penstock.workers.rewards.jail.task import Ended, Limits, Task
@@ -27,7 +26,7 @@ UNPACKED = ROOT / ".bubblewrap" / "usr" / "bin" / "bwrap"
 PLAIN_USER = 54321
 #: Time of a program, seconds.
 TEST_S = 1.0
-LIMITS = JailConfig(memory_bytes=256 * 1024**2, processes=8, files_bytes=4 * 1024**2, output_bytes=100_000)
+LIMITS = Limits(TEST_S, memory_bytes=256 * 1024**2, processes=8, files_bytes=4 * 1024**2, output_bytes=100_000)
 
 
 @contextlib.contextmanager
@@ -78,7 +77,7 @@ class Tried:
         built = walls(python, readable)
         built = replace(built, interpreter=(*built.interpreter[:-1], "-X", self.mark, "-c"))
         (backend,) = [one for one in BACKENDS if one.name == kind]
-        self.jail = Jail(backend, built, Limits.of(LIMITS, TEST_S))
+        self.jail = Jail(backend, built, LIMITS)
 
     def run(self, code: str, stdin: Any = "", **about: Any) -> Ended:
         """Run a program; blocks until it has ended. Nothing of it is left, or this raises AssertionError."""

@@ -51,6 +51,9 @@ from tests.integration.parts import (
     waits,
 )
 
+#: Section of a trainer whose subscription takes groups in the order of completion.
+FIFO = {"subscription": {"sampler": "fifo"}}
+
 
 def payloads_left(client: redis.Redis, keys: Keys) -> list[bytes]:
     return list(client.scan_iter(match=keys.of("payload:*").replace("{", "[{]"), count=1000))
@@ -152,7 +155,7 @@ def test_T4_T5_a_cut_sees_what_completed_after_the_last_event(client: redis.Redi
 def test_T4_wait_with_fifo_takes_what_is_due_first(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
-    made = overtaken(redis_server.url, client, keys, tmp_path, "wait", buffer={"sampler": "fifo"})
+    made = overtaken(redis_server.url, client, keys, tmp_path, "wait", trainer=FIFO)
     with made as (trainer, worker, long):
         for held in long:
             worker.answer(held, [1])
@@ -165,7 +168,7 @@ def test_T4_wait_with_fifo_keeps_the_order_of_completion_while_nothing_is_due(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
     staleness = {"mode": "async", "bound": 3, "on_expiry": "wait"}
-    config = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness, buffer={"sampler": "fifo"})
+    config = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness, trainer=FIFO)
     worker = Player(client, keys)
     with buffering(config), Trainer(config) as trainer:
         publish(trainer)
@@ -349,26 +352,6 @@ def test_I4_without_a_checkpoint_nothing_goes_and_a_rewind_to_the_start_is_possi
         assert [step(trainer).digest for _ in range(2)] == seen
         assert len(payloads_left(client, keys)) == 8
         assert play.counter(client, keys, "retired") == 0
-
-
-def test_retention_lets_groups_go_without_a_checkpoint_and_says_what_that_costs(
-    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
-) -> None:
-    from penstock.errors import ProtocolError
-
-    config = make_config(redis_server.url, keys.run, tmp_path, buffer={"retention_s": 0.1})
-    with buffering(config), Trainer(config) as trainer:
-        publish(trainer)
-        admit(client, keys, 4)
-        Player(client, keys).work(4, 1)
-        step(trainer)
-        trainer.next(timeout=60)  # in hand, and not committed: it stays
-        until(lambda: play.counter(client, keys, "evicted") == 2)
-        until(lambda: len(payloads_left(client, keys)) == 4)
-        assert play.counter(client, keys, "retired") == 0
-        with pytest.raises(ProtocolError, match="cannot go back to batch 0: batches up to 1 are retired"):
-            trainer.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 0})
-    assert audit(client, keys).ok
 
 
 def test_groups_of_a_lane_that_nobody_reads_yet_wait_for_who_does(

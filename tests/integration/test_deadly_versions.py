@@ -59,7 +59,7 @@ def start_run(
                 keys,
                 ModelConfig(path=str(models[0]), dtype="float32"),
                 tmp_path,
-                engine={"url": fake.url, "restart_wait_s": 0.05, "max_restart_wait_s": 0.2},
+                engine={"url": fake.url, "restart_wait_s": 0.01},
                 worker={"lease_s": 10.0, "slots": 4, "max_attempts": 3},
                 staleness={"mode": mode, "bound": bound},
                 data={"train": [{"name": "d", "path": str(prompts), "shuffle": False}]},

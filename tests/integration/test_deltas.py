@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.config import ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.records.publication import Publication
@@ -59,12 +61,14 @@ class Versions:
 
 
 def test_I9_T16_engines_load_the_bytes_of_each_version_from_copies_through_kills_of_worker_and_trainer(
-    server: RedisServer, parts: Parts, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
-) -> None:
+    server: RedisServer, parts: Parts, model_config: ModelConfig, publications: list[Publication], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("penstock.consumers.weights.publisher.ANCHOR_EVERY", 4)
     copies, store = tmp_path / "copies", tmp_path / "store"
     sections: dict[str, Any] = {
         "staleness": {"mode": "async", "bound": 10},
-        "trainer": {"transport": "delta", "anchor_every": 4, "delta_store": str(store)},
+        "trainer": {"transport": "delta", "delta_store": str(store)},
         "worker": {"copies_dir": str(copies)},
     }
     with rig(server, parts, model_config, publications[1], tmp_path, **sections) as run_:

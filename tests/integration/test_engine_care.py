@@ -38,7 +38,7 @@ from tests.integration.worker_play import (
 Make = Callable[..., Config]
 
 #: Quick to lose patience.
-QUICK = {"restart_wait_s": 0.05, "max_restart_wait_s": 0.2, "crash_loop_failures": 3, "health_interval_s": 0.1}
+QUICK = {"restart_wait_s": 0.01, "crash_loop_failures": 3, "health_interval_s": 0.1}
 
 
 async def test_I9_an_external_engine_that_was_away_has_the_newest_weights_before_it_answers(
@@ -137,7 +137,7 @@ async def test_a_crash_loop_of_starts_is_a_published_state_and_ends_when_the_ope
     async with working(make_config(redis_server.url, keys, model_config, tmp_path, engine=engine)):
         await until(lambda: presence(client, keys)["state"] == "crash loop")
         assert "not enough memory" in presence(client, keys)["why"]
-        loop = partial(is_blocked, client, keys, "engine", EngineCrashLoop, window_s=600.0, retry_s=0.2)
+        loop = partial(is_blocked, client, keys, "engine", EngineCrashLoop, window_s=600.0, retry_s=0.3)
         await until(lambda: loop(error="not enough memory"))
         assert states(client, keys, jobs) == ["queued"]
         for command in (("workers", "ls"), ("status",), ("why",)):

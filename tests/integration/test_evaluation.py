@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.protocol.scripts import run
 from penstock.records.causes import EvaluationRunning
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.workers.sglang import server_info
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering
@@ -64,17 +66,20 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
     mode: str,
     pinned: bool,
     spans: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One worker, weights that change in place while the evaluation runs; training goes on beside it, and after it.
 
     Where nothing tells which weights drew a token, it carries the older version, and is not proven to be of it.
     """
     fake.open.clear()
+    if not spans:
+        without = replace(server_info._V17, since=(0, 0, 0))
+        monkeypatch.setattr(server_info, "capabilities_of", lambda _: without)
     made = config(
         staleness={"mode": mode},
         worker={"slots": 16},
         data={"eval": [{"name": "held", "path": "held.jsonl"}], "eval_pinned": pinned},
-        engine={"reports_spans": spans},
     )
     asked = admit_evaluation(client, keys, 1)
     trained = admit(client, keys, [job(i) for i in range(2)])

@@ -84,7 +84,10 @@ class Play:
 
 
 @pytest.fixture
-def play(redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path) -> Iterator[Play]:
+def play(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Play]:
+    monkeypatch.setattr(download, "STALL_S", 1.0)
     with ExitStack() as stack:
         yield Play(redis_server.url, client, keys, tmp_path, stack)
 
@@ -135,9 +138,13 @@ async def test_workers_of_one_machine_fetch_once(play: Play, version: Version) -
     assert sum(worker.num_bytes for worker in workers) == version.num_bytes
 
 
-async def test_more_workers_than_connections_all_get_a_version(play: Play, version: Version) -> None:
-    trainer = play.trainer(max_connections=2)
-    workers = [play.worker(name, stall_s=PATIENCE_S) for name in "abcdef"]
+async def test_more_workers_than_connections_all_get_a_version(
+    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consumers.weights.static_files.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(download, "STALL_S", PATIENCE_S)
+    trainer = play.trainer()
+    workers = [play.worker(name) for name in "abcdef"]
     trainer.offer(version.number, version.index, version.folder)
     paths = await asyncio.gather(*(fetched(worker, version) for worker in workers))
     assert all(map(version.is_at, paths))
@@ -145,9 +152,10 @@ async def test_more_workers_than_connections_all_get_a_version(play: Play, versi
 
 @pytest.mark.parametrize("how", ["cut", "change", "stall"])
 async def test_a_trainer_whose_answers_are_spoilt_now_and_then_is_asked_again(
-    play: Play, version: Version, how: How
+    play: Play, version: Version, how: How, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, worker = play.trainer(), play.worker("a", stall_s=0.3)
+    monkeypatch.setattr(download, "STALL_S", 0.3)
+    trainer, worker = play.trainer(), play.worker("a")
     trainer.offer(version.number, version.index, version.folder)
     proxy = play.up(SpoilingProxy(play.offer(version).url, how, after=40_000, count=5))
     play.offer_at(version, proxy.url)
@@ -638,7 +646,7 @@ async def test_a_fetch_that_is_stopped_keeps_what_came_and_lets_another_version_
 async def test_a_version_that_comes_slowly_comes(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "GIVE_UP_S", 1.0)
     version = make_version(tmp_path / "published", num_bytes=2_000_000)
-    trainer, worker = play.trainer({"serve_bytes_per_s": 500_000}, stall_s=2.0), play.worker("a")
+    trainer, worker = play.trainer({"serve_bytes_per_s": 500_000}), play.worker("a")
     trainer.offer(1, version.index, version.folder)
     began = time.monotonic()
     assert version.is_at(await fetched(worker, version))

@@ -216,10 +216,10 @@ def test_I8_a_filter_that_raises_can_stop_the_cut_which_says_so_and_goes_on_once
 
 
 def test_I8_a_filter_that_hangs_does_not_cost_the_buffer_its_lease(
-    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = filtered(redis_server.url, keys, tmp_path, f"{HERE}:hangs_on_first", on_error="drop")
-    config = config.model_copy(update={"buffer": config.buffer.model_copy(update={"filter_timeout_s": 0.1})})
+    monkeypatch.setattr("penstock.buffer.filters.TIMEOUT_S", 0.1)
     group_filters.RELEASE.clear()
     try:
         with buffering(config), Trainer(config) as trainer:

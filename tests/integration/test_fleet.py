@@ -194,10 +194,11 @@ def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
 
 
 def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
-    client: redis.Redis, keys: Keys, make_fleet: Any
+    client: redis.Redis, keys: Keys, make_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.workers.fleet.pressure.UP_AFTER_S", 1e-6)
     notes = Notes(Node("127.0.0.1", (0, 1, 2)))
-    limits = {"min_workers": 1, "max_workers": 2, "up_after_s": 1e-6}
+    limits = {"min_workers": 1, "max_workers": 2}
     groups = [{"name": "r", "num_gpus": 1}]
     write_capacity(client, keys, 640.0)  # as an earlier fleet saw it
     fleet = make_fleet(notes, *groups, autoscale=limits)

@@ -23,8 +23,10 @@ GOOD = {"messages": [{"role": "user", "content": "Hi?"}]}
 
 
 @pytest.fixture
-def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Config:
-    return gateway_config(redis_server.url, keys, tmp_path, max_request_bytes=200_000, max_connections=50)
+def config(redis_server: RedisServer, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(server, "MAX_REQUEST_BYTES", 200_000)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 50)
+    return gateway_config(redis_server.url, keys, tmp_path)
 
 
 @pytest.fixture
@@ -205,11 +207,11 @@ async def test_one_episode_has_a_limit_of_open_requests(config: Config, client: 
 
 
 async def test_a_connection_beyond_the_limit_of_running_turns_is_503(
-    config: Config, client: redis.Redis, keys: Keys
+    config: Config, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = config.model_copy(update={"agents": config.agents.model_copy(update={"max_connections": 1})})
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
     worker = PlayedWorker(client, keys, "w.1")
-    async with worker.up(), gateway(one) as url:
+    async with worker.up(), gateway(config) as url:
         worker.hold()
         asking = asyncio.create_task(send(url, json.dumps(GOOD)))
         asked = await worker.asked.get()

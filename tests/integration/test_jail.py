@@ -17,7 +17,7 @@ from penstock.redis.server import RedisServer
 from penstock.workers.rewards.jail import backends, detect
 from penstock.workers.rewards.jail.backends import BACKENDS, NO_BACKEND, walls
 from penstock.workers.rewards.jail.jail import Jail, JailError
-from penstock.workers.rewards.jail.task import End, Limits, Task
+from penstock.workers.rewards.jail.task import End, Task
 from tests.integration.jails import LIMITS, TEST_S, Tried, bwrap_on_path, interpreter, need_kernel
 
 SECRET = "a password in the environment of a worker"
@@ -269,6 +269,6 @@ def test_a_jail_that_is_not_tight_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_jail_that_cannot_be_made_is_no_answers_fault() -> None:
     without = replace(walls(None, []), interpreter=("/no/such/python", "-c"))
-    jail = Jail(NO_BACKEND, without, Limits.of(LIMITS, TEST_S))
+    jail = Jail(NO_BACKEND, without, LIMITS)
     with pytest.raises(JailError, match="/no/such/python"):
         jail.run(Task("print(1)"))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 
 from penstock.config import Config
@@ -25,6 +26,11 @@ JUDGED, POOLED, SEEN = (
 )
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_PAUSE_S", 0.2)
+
+
 async def test_T11_a_judge_and_the_pool_give_their_rewards_in_one_run(
     client: redis.Redis,
     keys: Keys,
@@ -38,16 +44,15 @@ async def test_T11_a_judge_and_the_pool_give_their_rewards_in_one_run(
     heard.touch()
     gone = JudgeProcess(0, heard)
     gone.kill()
-    judge = {"name": "length", "url": f"http://127.0.0.1:{gone.port}", "max_attempts": 1, "max_pause_s": 0.01}
-    pool = {"kind": "rq", "functions": [SEEN]}
+    judge = {"name": "length", "url": f"http://127.0.0.1:{gone.port}", "max_attempts": 1}
     reward = {
         "function": "exact_match",
         "parts": {JUDGED: 1.0, POOLED: 100.0},
         "judges": [judge],
-        "pool": pool,
+        "pool": {"kind": "rq"},
         "timeout_s": 600.0,
     }
-    made = config(reward=reward, worker={"rewards": [JUDGED]})
+    made = config(reward=reward, worker={"rewards": [JUDGED, SEEN]})
     both, judged, pooled = [job(0), job(1)], [job(2, reward=JUDGED)], [job(3, reward=SEEN), job(4, reward=POOLED)]
     admit(client, keys, [*both, *judged, *pooled])
     names = [[one.id for one in some] for some in (both, judged, pooled)]

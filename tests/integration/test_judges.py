@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 
 from penstock.config import Config
@@ -37,6 +38,11 @@ class JudgeProcess:
         self.process.stdout.close()
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_PAUSE_S", 0.2)
+
+
 async def test_a_judge_that_is_away_costs_no_try_and_is_waited_for_by_name(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path
 ) -> None:
@@ -44,7 +50,7 @@ async def test_a_judge_that_is_away_costs_no_try_and_is_waited_for_by_name(
     heard.touch()
     gone = JudgeProcess(0, heard)
     gone.kill()
-    judge = {"name": "length", "url": f"http://127.0.0.1:{gone.port}", "max_attempts": 1, "max_pause_s": 0.01}
+    judge = {"name": "length", "url": f"http://127.0.0.1:{gone.port}", "max_attempts": 1}
     reward = {"function": "tests.integration.judged:longest", "judges": [judge], "timeout_s": 600.0}
     names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])
     back: JudgeProcess | None = None
@@ -72,7 +78,7 @@ async def test_I2_a_judge_killed_under_its_questions_has_no_sample_scored_twice_
     heard.touch()
     first = JudgeProcess(0, heard, silent=True)
     url = f"http://127.0.0.1:{first.port}"
-    judge = {"name": "length", "url": url, "max_attempts": 100, "max_pause_s": 0.2, "timeout_s": 600.0}
+    judge = {"name": "length", "url": url, "max_attempts": 100, "timeout_s": 600.0}
     reward = {"function": "tests.integration.judged:longest", "judges": [judge], "timeout_s": 600.0}
     made = config(reward=reward)
     names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])

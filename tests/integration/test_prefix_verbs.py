@@ -72,14 +72,13 @@ def config(
     return make
 
 
-@pytest.mark.parametrize("worker", [{"checkpoint_tokens": 2}, {"checkpoint_s": 0.001}])
 async def test_I4_what_a_running_answer_has_drawn_is_kept_and_gone_when_it_is_committed(
-    client: redis.Redis, keys: Keys, config: Callable[..., Config], fake: FakeEngine, worker: dict[str, Any]
+    client: redis.Redis, keys: Keys, config: Callable[..., Config], fake: FakeEngine
 ) -> None:
     one = job(0)
     jobs = admit(client, keys, [one])
     fake.open.clear()
-    async with working(config(**worker)) as at_work:
+    async with working(config(checkpoint_tokens=2)) as at_work:
         for k in range(2):
             data = await until(lambda k=k: client.get(keys.partial(f"{one.id}/{k}")), "for a prefix")
             assert partial_from_bytes(data, one, k).tokens == [IDS["a"], IDS["0"], IDS["="], *FIRST]

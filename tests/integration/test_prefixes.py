@@ -192,7 +192,7 @@ async def test_I4_T6_an_engine_killed_between_an_update_and_the_next_token(
     play.assert_conserved(client, keys)
 
 
-async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_masked(
+async def test_T6_T8_leases_of_a_few_tokens_across_two_updates(
     client: redis.Redis,
     keys: Keys,
     models: list[Path],
@@ -203,7 +203,7 @@ async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_m
     publish(client, keys, publications[1])
     named = [job(index, first, sampling=LONG | {"max_new_tokens": 1200}) for index, first in enumerate("abc")]
     jobs = admit(client, keys, named)
-    rollout = {"lease_tokens": 70, "mask_offpolicy_in_partial_rollout": True}
+    rollout = {"lease_tokens": 70}
 
     def released(times: int) -> Callable[[], bool]:
         return lambda: play.counter(client, keys, "released") >= times
@@ -215,7 +215,7 @@ async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_m
         await until(all_in(client, keys, jobs, "ready"))
     samples = []
     for one in named:
-        for k, (meta, payload) in enumerate(read_group(client, keys, one.id, masked=True)):
+        for k, (meta, payload) in enumerate(read_group(client, keys, one.id)):
             assert meta.num_generated == 1200
             samples.append(sample_of(one, k, payload))
     assert any(len(versions_of(sample)) == 3 for sample in samples)

@@ -54,7 +54,7 @@ async def test_a_judge_behind_a_router_gives_the_numbers_of_its_engines(
 ) -> None:
     cpu_engine()  # skips where there is no environment of the engine
     config = RouterConfig.model_validate({
-        "engines": [{"url": one.url} for one in models], "policy": "round_robin", "start_timeout_s": 300,
+        "engines": [{"url": one.url} for one in models], "policy": "round_robin",
     })  # fmt: skip
     router = Router(config, ENGINE_PYTHON, name="taste", log_dir=tmp_path)
     await router.start()

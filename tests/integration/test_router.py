@@ -435,7 +435,7 @@ async def test_what_the_router_would_drop_is_refused_by_name(
     assert IDS["z"] not in fakes[0].asked
 
 
-async def test_a_router_that_cannot_start_says_why(tmp_path: Path) -> None:
+async def test_a_router_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(**over: Any) -> Router:
         config = RouterConfig.model_validate({"engines": [{"url": "http://127.0.0.1:9"}]} | over)
         return Router(config, ENGINE_PYTHON, name="r", log_dir=tmp_path)
@@ -445,5 +445,6 @@ async def test_a_router_that_cannot_start_says_why(tmp_path: Path) -> None:
         await make(args={"polcy": "x"}).start()
     with pytest.raises(ConfigError, match=r"router\.args\.policy cannot be set"):
         await make(args={"policy": "x"}).start()
-    with pytest.raises(EngineError, match=r"did not answer within router\.start_timeout_s = 0\.01 s"):
-        await make(start_timeout_s=0.01).start()
+    monkeypatch.setattr("penstock.workers.router.process.START_S", 0.01)
+    with pytest.raises(EngineError, match=r"did not answer within 0\.01 s"):
+        await make().start()

@@ -220,7 +220,7 @@ async def test_recover_starts_a_lost_engine_without_its_wait_and_returns_when_it
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a worker waits by itself is longer than any test.
-    patience = {"restart_wait_s": 3600.0, "max_restart_wait_s": 3600.0, "crash_loop_failures": 2}
+    patience = {"restart_wait_s": 3600.0, "crash_loop_failures": 2}
     made = config(engine=patience | {"health_interval_s": 0.1})
     with RolloutManager(made) as manager:
         async with working(made):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from penstock.config import Config
@@ -31,7 +32,7 @@ def streaming(url: str, keys: Keys, folder: Path, *, epochs: int | None = None, 
     for shard in range(3):
         rows = [{"prompt": f"p{i}", "label": "x"} for i in range(30 * shard, 30 * shard + 30)]
         (data / f"train-{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train = [{"name": "d", "path": f"hf:{data}", "streaming": True, "shuffle_window": 16, **sets}]
+    train = [{"name": "d", "path": f"hf:{data}", "streaming": True, **sets}]
     if "weight" in sets:
         other = folder / "other.jsonl"
         other.write_text("".join(json.dumps({"prompt": f"q{i}", "label": "x"}) + "\n" for i in range(7)))
@@ -111,9 +112,10 @@ def test_data_ends_where_the_stream_does(
 
 
 def test_an_end_that_was_told_outlives_a_start_that_has_not_seen_it(
-    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No producer takes the end of the data back because it has not read so far."""
+    monkeypatch.setattr("penstock.producer.sources.hub.STREAM_WINDOW", 16)
     config = streaming(redis_server.url, keys, tmp_path, epochs=1)
     slow = Producer(config)
     slow._check_source()

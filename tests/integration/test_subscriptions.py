@@ -357,7 +357,7 @@ def test_a_quota_takes_its_share_and_the_same_one_again(client: redis.Redis, key
         until(lambda: sub_of(client, keys, "rm")["held_groups"] == held)
 
 
-@pytest.mark.parametrize("limit", [{"keep_groups": 4}, {"keep_bytes": 1}, {"keep_s": 0.2}], ids=str)
+@pytest.mark.parametrize("limit", [{"keep_groups": 4}, {"keep_s": 0.2}], ids=str)
 def test_an_absent_subscription_holds_no_more_than_its_retention(
     client: redis.Redis, keys: Keys, config: Config, limit: dict[str, float]
 ) -> None:
@@ -550,7 +550,8 @@ def test_T5_what_a_mode_decides_cannot_be_set_on_a_live_subscription(
             call(redis_server, keys, "set", "actor", change)
     assert client.hgetall(keys.sub("actor")) == before
     other = "cohort" if mode == "async" else "fifo"
-    anew = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness, buffer={"sampler": other})
+    asked = {"subscription": {"sampler": other}}
+    anew = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness, trainer=asked)
     with pytest.raises(ConfigError, match="sampler"), Trainer(anew):
         pass
     assert call(redis_server, keys, "set", "actor", "size=3", "multiple=1")["mode"] == mode

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import redis
 
 from penstock.config import Config
@@ -22,8 +23,13 @@ Make = Callable[..., Config]
 NUM_JOBS = 3
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_PAUSE_S", 0.2)
+
+
 def teacher_of(port: int, folder: str) -> dict[str, object]:
-    limits = {"max_attempts": 100, "max_pause_s": 0.2, "timeout_s": 600.0}
+    limits = {"max_attempts": 100, "timeout_s": 600.0}
     return {"teacher": {"name": "big", "url": f"http://127.0.0.1:{port}", "path": folder} | limits}
 
 
@@ -104,7 +110,7 @@ async def test_a_teacher_that_is_away_costs_no_try_and_is_waited_for_by_name(
     gone.kill()
     made = config()
     asked = teacher_of(gone.port, made.model.path)
-    asked["teacher"] = asked["teacher"] | {"max_attempts": 1, "max_pause_s": 0.01}  # type: ignore[operator]
+    asked["teacher"] = asked["teacher"] | {"max_attempts": 1}  # type: ignore[operator]
     made = config(rollout=asked)
     names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])
     back: JudgeProcess | None = None

@@ -81,9 +81,10 @@ async def make_engine(
     engines: list[SglangEngine] = []
 
     async def make(reports_spans: bool) -> RecordingEngine:
-        config = cpu_engine().model_copy(update={"url": truth_url, "reports_spans": reports_spans})
+        config = cpu_engine().model_copy(update={"url": truth_url})
         engine = RecordingEngine(config, model_config, name="test", log_dir=tmp_path)
         await engine.start(publications[1])
+        engine.info = replace(engine.info, reports_spans=reports_spans)
         engines.append(engine)
         return engine
 

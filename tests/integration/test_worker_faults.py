@@ -123,29 +123,18 @@ async def test_every_third_request_fails_and_every_job_is_done(
     play.assert_conserved(client, keys)
 
 
-async def test_I8_a_request_that_hangs_is_named_long_before_its_time_is_over(
-    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
-) -> None:
-    fake.behaviour[IDS["z"]] = "hang"
-    admit(client, keys, [job(0, "z", n=1)])
-    good = admit(client, keys, [job(1)])
-    async with working(config(engine={"request_timeout_s": 3600.0, "slow_request_s": 0.5})) as worker:
-        await until(all_in(client, keys, good, "ready"))
-        await until(lambda: is_blocked(client, keys, "requests", EngineSilent, sample="d/0/0/0"))
-        assert f"worker:{worker.name}:requests" in waits(client, keys)
-
-
-async def test_I8_a_request_that_hangs_is_named_by_the_rate_of_others_without_a_limit_of_ones_own(
+async def test_I8_a_request_that_hangs_is_named_by_the_rate_of_others(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.workers.sglang.controls.SHORTEST_S", 0.5)
     fake.behaviour[IDS["z"]] = "hang"
     good = admit(client, keys, [job(1)])
-    async with working(config(engine={"request_timeout_s": 3600.0})):
+    async with working(config(engine={"request_timeout_s": 3600.0})) as worker:
         await until(all_in(client, keys, good, "ready"))
         admit(client, keys, [job(0, "z", n=1)])
         silent = partial(is_blocked, client, keys, "requests", EngineSilent, sample="d/0/0/0")
         await until(silent, "long before 120 s", 60)
+        assert f"worker:{worker.name}:requests" in waits(client, keys)
 
 
 async def test_a_request_that_the_engine_refuses_is_not_tried_again(

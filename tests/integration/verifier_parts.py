@@ -63,7 +63,7 @@ def asks_to_end(sample: Sample) -> float:
 
 
 def large(sample: Sample) -> dict[str, Any]:
-    return {"score": 1, "much": "x" * 100_000}
+    return {"score": 1, "much": "x" * 5_000_000}
 
 
 def hungry(sample: Sample) -> float:

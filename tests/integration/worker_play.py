@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import redis
 
 from penstock import payloads
@@ -134,23 +133,17 @@ def metas(client: redis.Redis, keys: Keys, name: str) -> list[SampleMeta]:
     return sorted(iter_metas(data, name), key=lambda meta: meta.k)
 
 
-def read_group(
-    client: redis.Redis, keys: Keys, name: str, *, masked: bool = False
-) -> list[tuple[SampleMeta, payloads.Payload]]:
-    """Every sample of a group whose tokens were drawn, its payload checked against its record (I7).
-
-    ``masked``: tokens that are older than the newest bear no loss.
-    """
+def read_group(client: redis.Redis, keys: Keys, name: str) -> list[tuple[SampleMeta, payloads.Payload]]:
+    """Every sample of a group whose tokens were drawn, its payload checked against its record (I7)."""
     rows = read_samples(client, keys, name)
     for meta, payload in rows:
         assert (len(payload), payload.prompt_length) == (meta.length, meta.prompt_length)
         assert int(payload.generated.sum()) == meta.num_generated
         drawn = payload.versions[payload.generated.astype(bool)]
         assert (meta.oldest, meta.newest) == (int(drawn.min()), int(drawn.max()))
-        bears = {meta.newest} if masked else set(drawn.tolist())
-        on_policy = payload.generated.astype(bool) & np.isin(payload.versions, sorted(bears))
-        assert (payload.loss_mask.astype(bool) == on_policy).all()
-        assert sorted(map(tuple, meta.loss_by_version)) == [(v, int((drawn == v).sum())) for v in sorted(bears)]
+        assert (payload.loss_mask == payload.generated).all()
+        drawn_by_version = [(v, int((drawn == v).sum())) for v in sorted(set(drawn.tolist()))]
+        assert sorted(map(tuple, meta.loss_by_version)) == drawn_by_version
     return rows
 
 

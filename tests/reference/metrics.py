@@ -51,7 +51,7 @@ scrape_configs:
 
 Parts that were started separately are listed by `penstock metrics discovery --run NAME --out FILE.json --every 5`.
 Targets have the labels `run`, `part` and `name`. Parts listen on loopback unless `metrics.host` is set, without a
-password; on several machines set `metrics.host: 0.0.0.0` behind a firewall, and `metrics.reached_at` if Prometheus
+password; on several machines set `metrics.host: 0.0.0.0` behind a firewall, and `reached_at` if Prometheus
 reaches the machine by another name. With a fixed `metrics.port` only one part can run on a machine, and a fleet serves
 no metrics: the port is its worker's.
 

@@ -153,7 +153,8 @@ def test_ray_says_what_is_missing_for_a_place(
     try:
         others = placement_group([{"GPU": 1}])
         assert others.wait(30)
-        fleet = external("http://127.0.0.1:9", placement_timeout_s=1.0)
+        monkeypatch.setattr("penstock.workers.fleet.ray_fleet.PLACEMENT_S", 1.0)
+        fleet = external("http://127.0.0.1:9")
         config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
         launcher = RayLauncher(config)
         (node,) = launcher.hosts
@@ -191,7 +192,7 @@ async def test_ray_places_an_engine_over_two_hosts(
         cluster.add_node(num_gpus=2, num_cpus=1, node_ip_address="127.0.0.2")
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         group = {"name": "r", "num_gpus": 4, "num_gpus_per_engine": 4}
-        fleet = {"models": [{"name": "policy", "server_groups": [group]}], "placement_timeout_s": 60.0}
+        fleet = {"models": [{"name": "policy", "server_groups": [group]}]}
         config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
         launcher = RayLauncher(config)
         laid_out = Plan(config, launcher)

@@ -14,7 +14,7 @@ from penstock.protocol.episode_key import read_key
 from penstock.weights.serving import BAD_REQUESTS, is_authorized, server_context, token_of
 from penstock.workers.agents.agents import Agents
 from penstock.workers.agents.episode import AgentEpisode, End, read_end
-from penstock.workers.agents.requests import RequestInvalid, read_request
+from penstock.workers.agents.requests import MAX_REQUEST_BYTES, RequestInvalid, read_request
 
 #: Status of each error of an episode.
 _STATUS = {RequestInvalid: 400, EpisodeKeyInvalid: 401, EpisodeMoved: 404, EpisodeSuperseded: 409}
@@ -24,7 +24,7 @@ class Endpoint:
     """Serve the episodes of one worker, in its event loop."""
 
     def __init__(self, config: Config, agents: Agents) -> None:
-        self._config = config.agents
+        self._config, self._reached_at = config.agents, config.reached_at
         self._token = token_of(config)
         self._agents = agents
         self._runner: web.AppRunner | None = None
@@ -33,7 +33,7 @@ class Endpoint:
     async def start(self) -> None:
         """Listen on a free port. Raises OSError."""
         # A request is encoded again by the gateway, with its key.
-        app = web.Application(client_max_size=2 * self._config.max_request_bytes, middlewares=[self._checked])
+        app = web.Application(client_max_size=2 * MAX_REQUEST_BYTES, middlewares=[self._checked])
         app.add_routes([
             web.post("/open", self._open),
             web.post("/turn", self._turn),
@@ -49,7 +49,7 @@ class Endpoint:
         await site.start()
         port = self._runner.addresses[0][1]
         scheme = "https" if self._config.is_tls else "http"
-        self.url = f"{scheme}://{host_in_url(self._config.host, self._config.reached_at)}:{port}"
+        self.url = f"{scheme}://{host_in_url(self._config.host, self._reached_at)}:{port}"
 
     async def close(self) -> None:
         if self._runner is not None:

@@ -19,6 +19,8 @@ from penstock.workers.agents.chat import ChatTemplate, message_key, normalize
 
 #: Most messages, tools and stop texts of a request, and most characters of a stop text.
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 4096, 512, 16, 256
+#: Most bytes of one request.
+MAX_REQUEST_BYTES = 8 * 1024 * 1024
 
 T = TypeVar("T")
 

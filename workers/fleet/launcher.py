@@ -35,9 +35,8 @@ class Spec:
     command: tuple[str, ...] = ()
     #: Processes of one engine over several nodes start and end together.
     tie: str = ""
-    #: ``logs.max_bytes`` and ``logs.keep``.
+    #: ``logs.max_bytes``.
     max_log_bytes: int = 64 * 1024**2
-    keep_logs: int = 3
 
 
 class ProcessState(StrEnum):

@@ -51,7 +51,7 @@ class Kept:
             self._looping = False
         if time.monotonic() >= self._look_at_log:
             self._look_at_log = time.monotonic() + LOOK_EVERY_S
-            bound([child.log_path], self.spec.max_log_bytes, self.spec.keep_logs)
+            bound([child.log_path], self.spec.max_log_bytes)
         state = ProcessState.RUNNING if child.alive() else ProcessState.RESTARTING
         state = ProcessState.ENDED if self._ended else ProcessState.CRASH_LOOP if self._looping else state
         return Status(state, child.pid or 0, child.num_starts, self._why, self.spec.host)

@@ -318,10 +318,10 @@ class Plan:
                 "engines": [member.model_dump() for member in members],
                 "host": address,
                 "port": self.places.port(name, host),
-                "metrics_port": self.places.port(name, host),
             }
         )
-        command = tuple(build_router_command(router, self.config.engine.python))
+        metrics_port = self.places.port(name, host)
+        command = tuple(build_router_command(router, self.config.engine.python, metrics_port=metrics_port))
         self.routers.append(RouterProcess(name, model.name, host, router, "worker" if trained else "fleet", command))
         if trained:
             engine = self.config.engine.model_copy(update={"router": router, "preset": None, "args": {}, "env": {}})

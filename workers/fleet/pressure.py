@@ -20,6 +20,10 @@ from penstock.workers.fleet.state import read_capacity, write_capacity
 
 #: Capacity of the workers relative to the demand of trainers.
 HEADROOM = 1.15
+#: Seconds for which more workers are wanted before they are added.
+UP_AFTER_S = 30.0
+#: No change while wanted and present workers differ by no more than this share.
+DEAD_BAND = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,12 @@ class Autoscaler:
         if not config.min_workers <= present <= config.max_workers:
             return max(config.min_workers, min(want, config.max_workers))
         direction = (want > present) - (want < present)
-        if direction == 0 or abs(want - present) <= config.dead_band * present:
+        if direction == 0 or abs(want - present) <= DEAD_BAND * present:
             self._since = None
             return present
         if self._since is None or self._since[0] != direction:
             self._since = (direction, now)
-        if now - self._since[1] < (config.up_after_s if direction > 0 else config.down_after_s):
+        if now - self._since[1] < (UP_AFTER_S if direction > 0 else config.down_after_s):
             return present
         self._since = None
         return want
@@ -133,7 +137,7 @@ class Pressure:
             open_samples=self._open_samples(state),
             slots=config.worker.slots,
             trainer_tokens_per_s=self._consumed(now, driving) * config.rollout.n * mean_tokens,
-            worker_tokens_per_s=config.fleet.autoscale.worker_tokens_per_s or self.capacity,
+            worker_tokens_per_s=self.capacity,
             bound=max((int(sub.get("bound", 0)) for sub in driving), default=0),
             samples_per_version=config.rollout.n
             * sum(int(sub.get("size", 0)) * int(sub.get("per_version", 1)) for sub in driving),

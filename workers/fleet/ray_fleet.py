@@ -2,7 +2,7 @@
 
 Ray places engines (a placement group each, with a bundle per node) and restarts actors; no token passes through it. An
 actor holds no CPU (two that do are too many for a small node). An impossible group would stay pending silently: it is
-refused after ``fleet.placement_timeout_s`` with what is missing. A node that freezes may run its old worker beside the
+refused after ``PLACEMENT_S`` with what is missing. A node that freezes may run its old worker beside the
 new one: leases and fences of the queue make that harmless.
 """
 
@@ -32,6 +32,8 @@ OWN_CLUSTER = {
 }
 #: Longest wait for the first answer of an actor, for a later one, and for its end.
 START_S, ANSWER_S, END_S = 120.0, 2.0, 10.0
+#: Longest wait for a placement group.
+PLACEMENT_S = 120.0
 #: Share of a node's own resource that pins an actor to it.
 PIN = 0.001
 #: Variable that changes a worker's section ``engine``.
@@ -81,7 +83,7 @@ class RayLauncher:
         import ray
 
         self._ray: Any = ray
-        self._timeout_s = config.fleet.placement_timeout_s
+        self._timeout_s = PLACEMENT_S
         self._range = config.fleet.ports
         self._named = [node.host for node in config.fleet.nodes]
         #: Engines without GPUs, by host.
@@ -91,14 +93,14 @@ class RayLauncher:
         self._pending: dict[str, Any] = {}
         self._last: dict[str, Status] = {}
         self._ports: dict[str, Any] = {}
-        self._connect(config.fleet.ray_address)
+        self._connect()
 
-    def _connect(self, address: str | None) -> None:
+    def _connect(self) -> None:
         """Join the cluster (unless this process has), or start one here that only this machine can reach."""
         self._joined = not self._ray.is_initialized()
         if not self._joined:
             return
-        address = address or os.environ.get("RAY_ADDRESS")
+        address = os.environ.get("RAY_ADDRESS")
         # Explicit, because the default differs between releases.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
@@ -206,8 +208,8 @@ class RayLauncher:
         shown = ", ".join(f"{name} {_gpus(one)}" for name, one in nodes.items())
         free = int(self._ray.available_resources().get("GPU", 0))
         return (
-            f"{engine} needs {num_gpus} GPUs, and Ray found none within fleet.placement_timeout_s = "
-            f"{self._timeout_s:g} s: its nodes have GPUs: {shown}; {free} of them are free in all. End what holds "
+            f"{engine} needs {num_gpus} GPUs, and Ray found none within {self._timeout_s:g} s: "
+            f" its nodes have GPUs: {shown}; {free} of them are free in all. End what holds "
             "them, add a node, or lower num_gpus."
         )
 

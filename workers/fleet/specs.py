@@ -22,7 +22,7 @@ def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
     found += [_router(config, router) for router in plan.routers if router.started_by == "fleet"]
     found += [_worker(config, plan, worker) for worker in plan.workers]
     logs = config.logs
-    return {spec.name: replace(spec, max_log_bytes=logs.max_bytes, keep_logs=logs.keep) for spec in found}
+    return {spec.name: replace(spec, max_log_bytes=logs.max_bytes) for spec in found}
 
 
 def _logs(config: Config) -> Path:

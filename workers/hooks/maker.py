@@ -241,8 +241,6 @@ class Maker:
         sample.seen, sample.reward, sample.drawn_s = made, reward_of(made), time.time()
         # These tokens were counted as discarded when they were generated.
         one.account.lost_turn -= sum(sample.generated)
-        if rollout.mask_offpolicy_in_partial_rollout:
-            sample.mask_offpolicy()
         if engine.tells_routing:
             check_rows(sample)
 

@@ -70,7 +70,7 @@ class Drawing:
                     sample,
                     tokenizer=services.tokenizer,
                     environment=environment,
-                    interval=services.config.worker.stream_interval,
+                    interval=services.config.worker.checkpoint_tokens or 0,
                     drawn=prefix.keep_if_due,
                     store=prefix.keep_now if prefix.keeps_turns else None,
                     account=prefix.account,

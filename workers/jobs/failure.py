@@ -26,6 +26,9 @@ from penstock.records.sample import Drawn
 from penstock.text import trace_of, user_trace_of
 from penstock.workers.services import Services
 
+#: Longest wait before a retry; it doubles from ``worker.retry_s``.
+MAX_RETRY_MS = 60_000
+
 log = logging.getLogger(__name__)
 
 
@@ -100,7 +103,7 @@ class Charge:
                 detail=detail,
                 max_attempts=0 if permanent else config.max_attempts,
                 retry_ms=int(config.retry_s * 1000),
-                max_retry_ms=int(config.max_retry_s * 1000),
+                max_retry_ms=MAX_RETRY_MS,
                 told=self._usage(),
             )
         )

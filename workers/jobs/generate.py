@@ -165,7 +165,6 @@ class _Maker:
         self.lease_tokens = rollout.lease_tokens
         #: Length at which this lease's token budget is used up; None: no limit, or the sample cannot be handed back.
         self.lease_end: int | None = None
-        self.masks_offpolicy = rollout.mask_offpolicy_in_partial_rollout
         #: Whether the environment limits each turn, and so sees turns that ended at a limit.
         self.has_limits = False
         self.has_environment = False
@@ -185,8 +184,6 @@ class _Maker:
             return
         is_cut = self.sample.finish_reason == FinishReason.LENGTH
         self.sample.status = SampleStatus.TRUNCATED if is_cut else SampleStatus.COMPLETED
-        if self.masks_offpolicy:
-            self.sample.mask_offpolicy()
         if self.engine.tells_routing:
             check_rows(self.sample)
 

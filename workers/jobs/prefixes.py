@@ -11,7 +11,6 @@ next turn. Nothing is kept of a mixture-of-experts model whose routing is record
 
 import asyncio
 import logging
-import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -285,8 +284,6 @@ class Prefix:
         self._sample = sample
         self._temperature = temperature
         self._every_tokens = config.checkpoint_tokens
-        self._every_s = config.checkpoint_s
-        self._kept_at = time.monotonic()
         #: Tokens discarded under this lease.
         self.account = Drawn()
         #: Whether later turns than the first are kept.
@@ -324,8 +321,7 @@ class Prefix:
         new = len(self._sample.tokens) - (len(self._claimed.versions) or self._sample.prompt_length)
         if new <= 0:
             return False
-        is_late = self._every_s is not None and time.monotonic() - self._kept_at >= self._every_s
-        return is_late or (self._every_tokens is not None and new >= self._every_tokens)
+        return self._every_tokens is not None and new >= self._every_tokens
 
     async def settle(self) -> None:
         """Wait for the checkpoint in flight; no other is started afterwards.
@@ -378,7 +374,6 @@ class Prefix:
         return not self._is_kept or await self._write_whole()
 
     async def _keep(self) -> None:
-        self._kept_at = time.monotonic()
         try:
             if not await self._services.commits.has_room():
                 return

@@ -14,7 +14,7 @@ from penstock.config import Config
 from penstock.model.tokenizer import Tokenizer
 from penstock.names import Lane
 from penstock.protocol import scripts
-from penstock.protocol.user_failures import digit_of
+from penstock.protocol.user_failures import WINDOW, digit_of
 from penstock.records.job import Job, JobFailure
 from penstock.records.keys import Keys
 from penstock.redis.control import AsyncControl
@@ -51,13 +51,13 @@ class Endings:
         if digit != "0":
             self._words[kind] = words[-MAX_WORDS:]
 
-    async def tell(self, control: AsyncControl, keys: Keys, window: int) -> None:
+    async def tell(self, control: AsyncControl, keys: Keys) -> None:
         """Write the outcomes recorded since the last call. Blocks for a round trip, unless there are none."""
         if not self._digits:
             return
         kinds = [(kind, digits, self._words.get(kind, "")) for kind, digits in self._digits.items()]
         self._digits, self._words = {}, {}
-        await control.call(scripts.ended(keys, kinds, window))
+        await control.call(scripts.ended(keys, kinds, WINDOW))
 
 
 #: Tokens searched backwards for a regular expression, whose longest match is unknown.

@@ -20,7 +20,7 @@ _SLIME = Form(("args", "sample"))
 def allowed_rewards(config: Config) -> frozenset[str]:
     """Return the rewards that jobs of this configuration may name, besides the quick built-in ones."""
     datasets = [*config.data.train, *config.data.eval]
-    named = {*config.reward.names, *config.reward.pool.functions, *config.worker.rewards}
+    named = {*config.reward.names, *config.worker.rewards}
     named |= {one.reward for one in datasets if one.reward is not None}
     return frozenset(name for name in named if not is_quick(name))
 

@@ -31,6 +31,8 @@ from penstock.workers.rewards.kinds.registry import kind_of
 
 #: Address space of a process; an answer such as 9**9**9 must not exhaust the machine.
 MAX_BYTES = 4 * 1024**3
+#: CPU time of one check in seconds; an answer that needs more is worth 0 (docs/truth.md, T11).
+CHECK_CPU_S = 5
 #: Characters at the end of an answer that slow rewards check: results are at the end.
 MAX_TEXT = 256 * 1024
 #: Checks after which a process is replaced: sympy caches without bound.
@@ -227,7 +229,7 @@ def import_package(kind: Kind) -> None:
 
 
 def too_slow(name: str, label: str, cpu_s: int) -> str:
-    return f"reward {name}: the label {label[:80]!r} takes more than reward.check_cpu_s = {cpu_s} s to be read"
+    return f"reward {name}: the label {label[:80]!r} takes more than {cpu_s} s of CPU time to be read"
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from penstock.workers.rewards.kinds.boxed import last_box
 from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of, needs_jail
 from penstock.workers.rewards.outcomes import MAX_REWARD, keyed, number_of, too_long, words
-from penstock.workers.rewards.processes import CheckProcesses
+from penstock.workers.rewards.processes import CHECK_CPU_S, CheckProcesses
 from penstock.workers.rewards.service import Service, ServiceFailed
 
 if TYPE_CHECKING:
@@ -457,9 +457,7 @@ class Rewards:
         async def call(sample: Sample) -> Any:
             if self.processes is None:
                 check_packages([name])
-                self.processes = CheckProcesses(
-                    self.config.processes, cpu_s=self.config.check_cpu_s, config=self.config
-                )
+                self.processes = CheckProcesses(self.config.pool.workers, cpu_s=CHECK_CPU_S, config=self.config)
             found = await self.processes.check(name, Question.of(sample))
             if found.out_of_time:
                 return {self.config.key: found.value, "out_of_time": True}

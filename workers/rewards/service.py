@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Longest pause between two attempts, in seconds; it doubles from 1 s.
+MAX_PAUSE_S = 10.0
+#: Most bytes of a request, and of an answer; logprobs take about 40 for each token.
+MAX_BYTES = 32 * 1024**2
 #: Statuses besides 5xx that are worth a retry: request timeout, too many requests.
 _BUSY = (408, 429)
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -32,11 +36,7 @@ class Limits(Protocol):
     @property
     def max_attempts(self) -> int: ...
     @property
-    def max_pause_s(self) -> float: ...
-    @property
     def concurrency(self) -> int: ...
-    @property
-    def max_bytes(self) -> int: ...
 
 
 class ServiceFailed(Exception):
@@ -118,7 +118,7 @@ class Service:
         """
         limits = self._limits
         body, probing = _body(question), _body(probe)
-        if len(body) > limits.max_bytes:
+        if len(body) > MAX_BYTES:
             raise self._too_large(f"its request has {len(body):,} bytes")
         with calling(self._key, ServiceCalled(self._called, redact(url))):
             attempt, is_last = 0, False
@@ -181,7 +181,7 @@ class Service:
 
     async def _pause(self, attempt: int) -> None:
         """Wait, with jitter, so that a service that comes back does not get all requests at once."""
-        await asyncio.sleep(min(2.0 ** min(attempt, 32), self._limits.max_pause_s) * random.uniform(0.5, 1.0))
+        await asyncio.sleep(min(2.0 ** min(attempt, 32), MAX_PAUSE_S) * random.uniform(0.5, 1.0))
 
     async def _post(self, url: str, body: bytes, *, may_miss: bool) -> Any:
         async with self._opened().post(url, data=body, headers=_HEADERS, allow_redirects=False) as answer:
@@ -198,7 +198,7 @@ class Service:
             text = bytearray()
             async for chunk in answer.content.iter_any():
                 text += chunk
-                if len(text) > self._limits.max_bytes:
+                if len(text) > MAX_BYTES:
                     raise self._too_large("its answer has more bytes")
         try:
             return json.loads(text)
@@ -206,8 +206,7 @@ class Service:
             raise _Failed(f"an answer that is no JSON: {format_exc(exc)}") from exc
 
     def _too_large(self, what: str) -> ServiceFailed:
-        most = f"{self._key}.max_bytes = {self._limits.max_bytes:,}"
-        return ServiceFailed(JobFailure.REWARD_TOO_LARGE, f"{what}; at most {most}")
+        return ServiceFailed(JobFailure.REWARD_TOO_LARGE, f"{what}; at most {MAX_BYTES:,}")
 
     def _opened(self) -> "aiohttp.ClientSession":
         import aiohttp

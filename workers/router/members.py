@@ -115,7 +115,7 @@ def refuse_dropped(config: Config) -> None:
 def engine_config(config: Config) -> EngineConfig:
     """Return the configuration of this worker's engine: if answers are streamed, each token is sent once."""
     engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
-    if not config.worker.stream_interval:
+    if not config.worker.checkpoint_tokens:
         return engine
     return with_switch(engine, TABLE[-1].incremental_streaming_flag)
 

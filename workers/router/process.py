@@ -57,6 +57,8 @@ _CHANGE_TIMEOUT_S = 30.0
 #: Wait before a router that died is restarted; doubles up to the maximum, and resets after a quiet minute.
 _BACKOFF_S, _MAX_BACKOFF_S, _QUIET_S = 0.5, 10.0, 60.0
 _LOOK_S = 0.05
+#: Longest start of a router.
+START_S = 60.0
 
 #: Arguments that penstock sets itself, and what to set instead.
 _OURS = {
@@ -78,7 +80,7 @@ def build_router_command(config: RouterConfig, python: str, *, port: int = 0, me
     """Build the command line of a router without engines: they are added once they have the weights.
 
     Args:
-        python: interpreter of the engines' environment; ``config.python`` wins.
+        python: interpreter of the engines' environment.
         port, metrics_port: used if ``config`` does not set them.
 
     Raises:
@@ -93,14 +95,13 @@ def build_router_command(config: RouterConfig, python: str, *, port: int = 0, me
         "host": config.host,
         "port": config.port or port,
         "prometheus_host": "127.0.0.1",
-        "prometheus_port": config.metrics_port or metrics_port,
+        "prometheus_port": metrics_port,
         "policy": config.policy,
         "disable_retries": True,
         "pd_disaggregation": pd,
     }
     # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
-    interpreter = config.python or python
-    command = [str(Path(interpreter).absolute()) if os.sep in interpreter else interpreter]
+    command = [str(Path(python).absolute()) if os.sep in python else python]
     command += ["-I", str(_PROCESS)]
     for name, value in (arguments | _DEFAULTS | given).items():
         flag = "--" + name.replace("_", "-")
@@ -146,11 +147,11 @@ class Router:
     def __init__(self, config: RouterConfig, python: str, *, name: str, log_dir: Path) -> None:
         self.config = config
         self.name = name
-        self._python = config.python or python
+        self._python = python
         self._log = (log_dir / f"router-{name}.log").absolute()
         # It keeps its address across restarts.
         self._port = config.port or free_port()
-        self._metrics_port = config.metrics_port or free_port()
+        self._metrics_port = free_port()
         self.url = f"http://{config.host}:{self._port}"
         #: Number of starts.
         self.starts = 0
@@ -174,7 +175,7 @@ class Router:
 
         Raises:
             ConfigError: its environment has no sglang_router, or an argument is invalid.
-            EngineDied, EngineError: it ended, or did not answer within ``start_timeout_s``; nothing is left running.
+            EngineDied, EngineError: it ended, or did not answer within ``START_S``; nothing is left running.
         """
         check_python_of(self._python)
         command = build_router_command(self.config, self._python, port=self._port, metrics_port=self._metrics_port)
@@ -192,22 +193,17 @@ class Router:
         log.info("router %s at %s, pid %d", self.name, self.url, self.pid)
 
     async def _answers(self, server: Server) -> None:
-        limit = self.config.start_timeout_s
         while not await self._is_live():
             if (reason := server.exit_reason()) is not None:
                 tail = server.log_tail()
                 if "No module named" in tail and "sglang_router" in tail:
-                    raise ConfigError(
-                        f"{self._python} has no sglang_router: install sglang-router==0.3.2 there, or name another "
-                        "interpreter in router.python."
-                    )
+                    raise ConfigError(f"{self._python} has no sglang_router: install sglang-router==0.3.2 there.")
                 if "unrecognized arguments" in tail or "invalid choice" in tail:
                     raise ConfigError(f"router.args: the router does not know an argument:\n{tail}")
                 raise EngineDied(f"the router {reason} while it started; the end of {server.log}:\n{tail}")
-            if time.monotonic() - self._started_at > limit:
+            if time.monotonic() - self._started_at > START_S:
                 raise EngineError(
-                    f"the router did not answer within router.start_timeout_s = {limit:g} s; raise it or see "
-                    f"{server.log}:\n{server.log_tail()}"
+                    f"the router did not answer within {START_S:g} s; see {server.log}:\n{server.log_tail()}"
                 )
             await asyncio.sleep(_LOOK_S)
 

@@ -158,9 +158,9 @@ class SglangClient(SglangControls):
         """Requests for tokens that were sent and not answered."""
         return len(self.under_way)
 
-    def silent(self, limit_s: float | None) -> list[tuple[str, float]]:
+    def silent(self) -> list[tuple[str, float]]:
         """Return (name, seconds) of requests for tokens that hang, longest first; see ``UnderWay.silent``."""
-        return self.under_way.silent(limit_s)
+        return self.under_way.silent()
 
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
         """Check that the server generates, with tokens that belong to no sample. Blocks until they arrive.

@@ -115,17 +115,13 @@ class UnderWay:
         """Return the wire names of the requests for ``rid``."""
         return list(self._live.get(rid, ()))
 
-    def silent(self, limit_s: float | None = None) -> list[tuple[str, float]]:
-        """Return (rid, seconds since tokens last arrived) of requests that hang, longest first.
-
-        Args:
-            limit_s: report requests silent for this long; None: for ``SHORTEST_S`` and older than their ``limit_s``.
-        """
+    def silent(self) -> list[tuple[str, float]]:
+        """Return (rid, seconds since tokens last arrived) of requests that hang, longest first: those that were silent
+        for ``SHORTEST_S``, and are older than their ``limit_s``."""
         now = time.monotonic()
         late = []
         for wire_rid, one in self._sent.items():
-            is_old = limit_s is not None or now - one.sent >= self.limit_s(one.most)
-            if is_old and now - one.heard >= (SHORTEST_S if limit_s is None else limit_s):
+            if now - one.sent >= self.limit_s(one.most) and now - one.heard >= SHORTEST_S:
                 late.append((wire_rid.rpartition(":")[0], now - one.heard))
         return sorted(late, key=lambda one: -one[1])
 

@@ -182,7 +182,7 @@ class SglangEngine(SglangClient):
         if self._server is None:
             served = await self._get_map("/model_info")
             check_external(self.url, answer, served, read_config(self.model.path))
-        self.info = read_info(answer, self.config.reports_spans)
+        self.info = read_info(answer)
         if self.routing is not None and not answer.get(FLAG.replace("-", "_")):
             raise ConfigError(
                 f"rollout.sides asks for {ROUTED_EXPERTS}, and engine {self.name} does not return them: start it with "
@@ -227,16 +227,14 @@ class SglangEngine(SglangClient):
     async def watch(self) -> str:
         """Wait until the engine is lost; return why: its process ended, or it failed its health checks in a row.
 
-        Does not check before ``health_first_wait_s``, while it loads weights, nor inside :meth:`unwatched`: these have
-        limits of their own.
+        Does not check while it loads weights, nor inside :meth:`unwatched`: these have limits of their own.
         """
         server = self._server
         died = asyncio.create_task(server.died()) if server else asyncio.create_task(asyncio.Event().wait())
-        failures, wait_s = 0, max(self.config.health_first_wait_s, self.config.health_interval_s)
+        failures = 0
         try:
             while True:
-                await asyncio.wait({died}, timeout=wait_s)
-                wait_s = self.config.health_interval_s
+                await asyncio.wait({died}, timeout=self.config.health_interval_s)
                 if died.done() and server:
                     return self.last_words()
                 failures = 0 if self.is_busy or await self.healthy() or self.is_busy else failures + 1

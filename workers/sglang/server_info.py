@@ -127,11 +127,8 @@ class ServerInfo:
     takes_batches: bool = False
 
 
-def read_info(answer: Mapping[str, Any], reports_spans: bool | None = None) -> ServerInfo:
+def read_info(answer: Mapping[str, Any]) -> ServerInfo:
     """Parse an answer of ``/server_info``.
-
-    Args:
-        reports_spans: value set in the configuration; None: that of the release.
 
     Raises:
         ConfigError: its release is too old.
@@ -142,7 +139,7 @@ def read_info(answer: Mapping[str, Any], reports_spans: bool | None = None) -> S
     plain = (answer.get("pp_size") or 1) == 1 and (answer.get("dp_size") or 1) == 1
     return ServerInfo(
         version=version,
-        reports_spans=capabilities.reports_spans if reports_spans is None else reports_spans,
+        reports_spans=capabilities.reports_spans,
         max_context=_number(answer, "max_req_input_len") or sys.maxsize,
         deterministic=bool(answer.get("enable_deterministic_inference", False)),
         shares_prefixes=not answer.get("disable_radix_cache", False),

@@ -30,7 +30,7 @@ from penstock.redis.control import AsyncControl
 from penstock.system.disk import fsync, is_full, remove
 from penstock.text import format_exc
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
-from penstock.weights.serving import client_context, object_name, token_of
+from penstock.weights.serving import STALL_S, client_context, object_name, token_of
 from penstock.workers.weights.file_hashes import differing
 from penstock.workers.weights.machine_lock import Stopped
 from penstock.workers.weights.version_folders import Fetched, NoRoom, Report, VersionFolders, log, size_of
@@ -48,6 +48,8 @@ AGAIN_S = 0.5
 REQUEST_BYTES, CHUNK_BYTES = 64 * 1024**2, 256 * 1024
 #: Times that a file with wrong bytes is fetched.
 ATTEMPTS = 2
+#: Files that are fetched at once.
+FETCHES = 4
 
 _URL = re.compile(r"(https?)://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
@@ -57,7 +59,7 @@ _BE_RUNNING = "check that its trainer is running"
 _SAME_TOKEN = (
     "give every part the same (serving.token, or the file weights.token of the run's folder where that is not set)"
 )
-_KNOWN_CERTIFICATE = "set serving.tls_ca to what its certificate is signed with, and serving.reached_at to its name"
+_KNOWN_CERTIFICATE = "set serving.tls_ca to what its certificate is signed with, and reached_at to its name"
 
 
 class _Failed(Exception):
@@ -150,13 +152,12 @@ class Download(VersionFolders):
             raise PublishError(str(exc)) from exc
 
     async def _watched(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        stall_s = self._config.stall_s
         #: Times at which bytes arrived last, and since which no offer was found (monotonic, s).
         self._came_at, self._missing_at = time.monotonic(), math.inf
         self._control = AsyncControl(self._redis_url)
         async with aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S),
             connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=self._tls or True),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -217,7 +218,7 @@ class Download(VersionFolders):
             PublishError: no bytes arrived for ``GIVE_UP_S``, or the version is no longer offered.
             OSError: a disk error.
         """
-        turns = asyncio.Semaphore(self._config.fetches)
+        turns = asyncio.Semaphore(FETCHES)
 
         async def receive(path: Path, size: int) -> None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -33,6 +33,7 @@ CALLED = {
     "train_batch_size": _GROUPS,
     "per_device_train_batch_size": _GROUPS,
     "global_batch_size": _GROUPS,
+    "mask_offpolicy_in_partial_rollout": "trainer.subscription.mask_offpolicy",
     "rollout_batch_size": _GROUPS,
     "generation_batch_size": _GROUPS,
     "gradient_accumulation_steps": _MICRO,
@@ -212,7 +213,7 @@ ABSENT = {
     "weight_decay": "it is 0.01, as AdamW has it",
     "warmup_ratio": "set trainer.warmup_steps",
     "logging_steps": "every step is written to steps.jsonl",
-    "range_bytes": "it was removed; serving.fetches says how many files are fetched at once",
+    "range_bytes": "it was removed; a worker fetches 4 files at once",
     "parameter_server_gpus": "the transport checkpoint_engine was removed; see trainer.transport",
 }
 

@@ -16,10 +16,10 @@ BASE: dict[str, Any] = {
     "staleness": {"mode": "async", "bound": 2},
     "engine": {
         "health_interval_s": 0.5, "health_timeout_s": 2.0, "health_failures": 2, "load_timeout_s": 10,
-        "restart_wait_s": 0.2, "max_restart_wait_s": 1.0, "request_timeout_s": 60,
+        "restart_wait_s": 0.05, "request_timeout_s": 60,
     },
     "worker": {
-        "slots": 12, "lease_s": 2.0, "heartbeat_s": 0.4, "drain_timeout_s": 2.0, "retry_s": 0.1, "max_retry_s": 1.0,
+        "slots": 12, "lease_s": 2.0, "heartbeat_s": 0.4, "drain_timeout_s": 2.0, "retry_s": 0.1,
         "max_attempts": 20,
     },
     "reward": {"function": "exact_match"},

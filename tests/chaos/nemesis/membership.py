@@ -28,8 +28,8 @@ OLDER: list[dict[str, Any]] = [
 OTHERS: list[dict[str, Any]] = [
     {"trainer": {"batch_groups": 3}},
     {"trainer": {"batch_groups": 6}},
-    {"buffer": {"sampler": "fifo"}},
-    {"buffer": {"sampler": "oldest_version"}},
+    {"trainer": {"subscription": {"sampler": "fifo"}}},
+    {"trainer": {"subscription": {"sampler": "oldest_version"}}},
     {"staleness": {"mode": "sync", "bound": None}},
     {"staleness": {"mode": "one_step", "bound": None}},
     {"staleness": {"mode": "async", "bound": 2}},

@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from penstock.config import EngineConfig, ModelConfig
 from penstock.text import SHOWN_CHARS, shorten_reason
 from penstock.workers.sglang.engine import SglangEngine
@@ -41,16 +39,3 @@ async def test_health_is_not_checked_while_weights_change(tmp_path: Path) -> Non
         assert engine.checks == 0
     assert "failed 2 health checks in a row" in await asyncio.wait_for(watching, 60)
     assert engine.checks == 2
-
-
-async def test_health_is_not_checked_before_the_first_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float | None] = []
-    wait = asyncio.wait
-
-    async def waited(tasks: set[asyncio.Task[str]], *, timeout: float | None = None) -> object:
-        waits.append(timeout)
-        return await wait(tasks, timeout=0)
-
-    monkeypatch.setattr("penstock.workers.sglang.engine.asyncio.wait", waited)
-    await _Silent(tmp_path, health_first_wait_s=90.0, health_interval_s=2.0, health_failures=2).watch()
-    assert waits == [90.0, 2.0]

@@ -18,6 +18,10 @@ HEAD_BYTES = 16 * 1024
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
+#: Most open connections of a gateway; the oldest without a request is closed for one more.
+MAX_CONNECTIONS = 2048
+
+
 class Connections(web.Server):
     """Serve at most ``limit`` connections; for a new one the oldest is closed that carries no authorized request."""
 

@@ -27,6 +27,7 @@ from penstock.redis.connect import connect
 from penstock.redis.control import Control
 from penstock.text import MASK, know, redact
 from penstock.weights.serving import server_context, token_of
+from penstock.workers.agents.gateway.connections import MAX_CONNECTIONS
 from penstock.workers.agents.gateway.metrics import GatewayCollector, Tally
 from penstock.workers.agents.gateway.routing import Routing
 from penstock.workers.agents.gateway.server import GatewayServer
@@ -90,7 +91,7 @@ class Gateway:
         )
         metrics = serve(config, "gateway", "", GatewayCollector(self._tally))
         showing = asyncio.create_task(self._show(metrics.url if metrics else ""))
-        host = host_in_url(config.agents.host, config.agents.reached_at)
+        host = host_in_url(config.agents.host, config.reached_at)
         url = f"{'https' if tls else 'http'}://{host}:{listening.getsockname()[1]}/v1"
         log.info("agents are served at %s", url)
         try:
@@ -143,7 +144,7 @@ def allow_files(wanted: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < wanted:
-        log.warning("agents.max_connections needs %d open files, and %d are allowed: raise ulimit -n", wanted, most)
+        log.warning("the gateway needs up to %d open files, and %d are allowed: raise ulimit -n", wanted, most)
 
 
 async def _run(config: Config) -> None:
@@ -157,7 +158,7 @@ async def _run(config: Config) -> None:
 
 def main(config: Config) -> int:
     """Serve agents until SIGTERM or SIGINT. Blocks."""
-    allow_files(2 * config.agents.max_connections + SPARE_FILES)
+    allow_files(2 * MAX_CONNECTIONS + SPARE_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(config))
     return 0

@@ -18,11 +18,12 @@ from penstock.errors import EpisodeKeyInvalid, ProtocolError, QueueUnavailable
 from penstock.protocol.episode_key import EpisodeKey, key_digest, read_key
 from penstock.text import safe_repr
 from penstock.workers.agents.gateway.anthropic_api import Messages
-from penstock.workers.agents.gateway.connections import Connections
+from penstock.workers.agents.gateway.connections import MAX_CONNECTIONS, Connections
 from penstock.workers.agents.gateway.metrics import Tally
 from penstock.workers.agents.gateway.openai_api import Chat, Completions, models
 from penstock.workers.agents.gateway.routing import RETRY_S, Routing
 from penstock.workers.agents.gateway.turns import ApiError, Format, Turn, invalid
+from penstock.workers.agents.requests import MAX_REQUEST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class GatewayServer:
         self._open_requests: Counter[str] = Counter()
         #: Ignored parameters that were logged.
         self._reported: set[str] = set()
-        self.connections = Connections(self._answer, config.agents.max_connections, tally)
+        self.connections = Connections(self._answer, MAX_CONNECTIONS, tally)
         chat = Chat()
         #: Method and answer of each path, and the format of its turns and errors.
         self._paths: dict[str, tuple[str, Answer, Format]] = {
@@ -251,9 +252,8 @@ class GatewayServer:
         """Read the body of an authorized request: an object of JSON, within the limits of bytes and time."""
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError(415, "a compressed request cannot be read: send it without Content-Encoding.")
-        most = self._config.agents.max_request_bytes
-        too_large = ApiError(413, f"the request is larger than agents.max_request_bytes = {most:,}.")
-        if (request.content_length or 0) > most:
+        too_large = ApiError(413, f"the request is larger than {MAX_REQUEST_BYTES:,} bytes.")
+        if (request.content_length or 0) > MAX_REQUEST_BYTES:
             raise too_large
         data = bytearray()
         try:
@@ -262,7 +262,7 @@ class GatewayServer:
                     data += chunk
                     request[_BYTES] = len(data)
                     self._open_bytes += len(chunk)
-                    if len(data) > most:
+                    if len(data) > MAX_REQUEST_BYTES:
                         raise too_large
                     if self._open_bytes > MAX_OPEN_BYTES:
                         raise ApiError(503, "the gateway holds too many large requests.", retry_after_s=RETRY_S)

@@ -10,6 +10,8 @@ from penstock.config.reward import JailConfig
 
 #: Program that the interpreter in a jail runs.
 RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
+#: Most processes and threads of a program, and most bytes of its temporary folder.
+PROCESSES, FILES_BYTES = 16, 16 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: JailConfig, test_s: float) -> "Limits":
-        return cls(test_s, config.memory_bytes, config.processes, config.files_bytes, config.output_bytes)
+        return cls(test_s, config.memory_bytes, PROCESSES, FILES_BYTES, config.output_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def code(question: Question, workshop: Workshop) -> dict[str, Any]:
     """
     config = workshop.config
     found = read_tests(question.label)
-    tests = found.tests[: config.max_tests]
+    tests = found.tests
     program = code_block(question.text)
     if not program.strip():
         return {"score": 0.0, "passed": 0, "tests": len(tests), "failed": {"test": 0, "why": NO_CODE}}

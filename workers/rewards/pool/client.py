@@ -39,7 +39,7 @@ from penstock.redis.control import AsyncControl, Control
 from penstock.text import safe_repr
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.outcomes import too_long
-from penstock.workers.rewards.pool.wire import ENTRY, STARTED, VERDICT, Verdict, sample_to_json
+from penstock.workers.rewards.pool.wire import ENTRY, MAX_BYTES, STARTED, VERDICT, Verdict, sample_to_json
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Checks:
         if name not in self._allowed:
             raise ConfigError(
                 f"the verifier pool does not run {safe_repr(name)}, only "
-                f"{', '.join(sorted(self._allowed)) or 'nothing'}: add it to reward.pool.functions."
+                f"{', '.join(sorted(self._allowed)) or 'nothing'}: add it to worker.rewards."
             )
 
         async def ask(sample: Sample) -> Any:
@@ -140,7 +140,7 @@ class Checks:
             RewardError: reward_timeout, reward_not_a_number, reward_too_large, reward_raised (metadata cannot be JSON).
             Raised: the reward raised, or its verifier died.
         """
-        text = sample_to_json(sample, self.config.pool.max_bytes)
+        text = sample_to_json(sample, MAX_BYTES)
         check, id_ = _Check(), uuid4().hex
         self._open[id_] = check
         try:
@@ -264,8 +264,8 @@ class Checks:
             check.end(self._read(body))
 
     def _read(self, body: bytes) -> Verdict | Exception:
-        if len(body) > 2 * self.config.pool.max_bytes:
-            return Verdict(error=f"gave a verdict of {len(body)} bytes, more than reward.pool.max_bytes allows")
+        if len(body) > 2 * MAX_BYTES:
+            return Verdict(error=f"gave a verdict of {len(body)} bytes, more than a check may give")
         try:
             return Verdict.from_json(body)
         except ProtocolError as exc:

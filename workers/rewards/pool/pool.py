@@ -61,7 +61,7 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
     if not names:
         raise ConfigError(
             f"reward.pool: the only reward is {' and '.join(config.reward.names)}, which workers compute themselves; "
-            "set reward.function, or name rewards of jobs in reward.pool.functions."
+            "set reward.function, or name rewards of jobs in worker.rewards."
         )
     check_packages(names)
     args = args_of(config)

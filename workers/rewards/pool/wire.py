@@ -23,6 +23,8 @@ ENTRY = "penstock.workers.rewards.pool.worker.check"
 STARTED, VERDICT = "started", "verdict"
 #: Largest uncompressed rq job in bytes; the sample's JSON is in it as an escaped string.
 MAX_JOB_BYTES = 128 * 1024**2
+#: Most bytes of a sample on its way to a verifier, and of the answer, as JSON.
+MAX_BYTES = 4 * 1024**2
 #: Longest traceback that is sent, in characters.
 MAX_TRACE = 4000
 
@@ -95,7 +97,7 @@ def sample_to_json(sample: Sample, max_bytes: int) -> str:
         raise RewardError(JobFailure.REWARD_RAISED, message) from exc
     # ASCII: as many bytes as characters.
     if len(text) > max_bytes:
-        message = f"sample {sample.id} has {len(text)} bytes as JSON, and reward.pool.max_bytes is {max_bytes}."
+        message = f"sample {sample.id} has {len(text)} bytes as JSON, more than {max_bytes}."
         raise RewardError(JobFailure.REWARD_TOO_LARGE, message)
     return text
 

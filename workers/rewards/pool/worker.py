@@ -39,7 +39,15 @@ from penstock.workers.rewards.kinds.code import Workshop
 from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.outcomes import keyed, number_of
-from penstock.workers.rewards.pool.wire import ENTRY, MAX_JOB_BYTES, STARTED, VERDICT, Verdict, sample_from_json
+from penstock.workers.rewards.pool.wire import (
+    ENTRY,
+    MAX_BYTES,
+    MAX_JOB_BYTES,
+    STARTED,
+    VERDICT,
+    Verdict,
+    sample_from_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -145,14 +153,14 @@ class Verifier(Worker):
 
     def _judge(self, name: str, text: str) -> Verdict:
         pool = self.config.pool
-        if len(text) > pool.max_bytes:
+        if len(text) > MAX_BYTES:
             return Verdict(
                 outcome=JobFailure.REWARD_TOO_LARGE,
-                error=f"{len(text)} bytes are more than reward.pool.max_bytes allows.",
+                error=f"{len(text)} bytes are more than a check may have.",
             )
         if name not in self.functions:
             known = ", ".join(sorted(self.functions))
-            why = f"this verifier runs {known}, and not {safe_repr(name)}: see reward.pool.functions"
+            why = f"this verifier runs {known}, and not {safe_repr(name)}: see worker.rewards"
             return Verdict.raised(ConfigError(why))
         if pool.memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (pool.memory_bytes, pool.memory_bytes))
@@ -166,10 +174,9 @@ class Verifier(Worker):
             text = verdict.to_json()
         except (ValueError, RecursionError) as exc:
             return Verdict(error=f"gave what cannot be sent: {format_exc(exc)}").to_json()
-        if len(text) <= self.config.pool.max_bytes:
+        if len(text) <= MAX_BYTES:
             return text
-        most = self.config.pool.max_bytes
-        error = f"the reward gave {len(text)} bytes, and reward.pool.max_bytes is {most}."
+        error = f"the reward gave {len(text)} bytes, more than the {MAX_BYTES} that a check may give."
         return Verdict(outcome=JobFailure.REWARD_TOO_LARGE, error=error).to_json()
 
     def _fork_died(self, job: RqJob, pid: int, status: int, usage: object) -> None:
@@ -184,7 +191,7 @@ class Verifier(Worker):
             # The kernel's limit on an answer that takes too long to check.
             verdict = Verdict(reward=0.0, info={"out_of_time": True})
         elif number == signal.SIGPROF and kind_of(name):
-            slow = processes.too_slow(name, _label_of(text), self.config.check_cpu_s)
+            slow = processes.too_slow(name, _label_of(text), processes.CHECK_CPU_S)
             verdict = Verdict.raised(ValueError(slow))
         else:
             how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
@@ -248,4 +255,4 @@ def _checked(kind: Kind, sample: Sample, config: RewardConfig) -> Any:
     question = Question.of(sample)
     workshop = Workshop(config.code, find_jail(config)) if kind.needs_jail else None
     question = replace(question, text=question.text[-processes.MAX_TEXT :])
-    return keyed(processes.check(kind, question, config.check_cpu_s, workshop), config.key)
+    return keyed(processes.check(kind, question, processes.CHECK_CPU_S, workshop), config.key)

@@ -23,7 +23,7 @@ WRONG = {
     "placement": "this machine has no GPU",
 }
 SET = [
-    "--buffer.sampler=fifo",
+    "--trainer.subscription.sampler=fifo",
     "--engine.python=/nowhere/python",
     "--engine.preset=cuda",
     "--redis=redis://:hush@127.0.0.1:1/0",

@@ -83,8 +83,13 @@ def config(tmp_path: Path, url: str) -> Config:
     return load_config(tmp_path / "run.yaml", [], {})
 
 
-def told(url: str, **more: Any) -> None:
-    notify(NotifyConfig.model_validate({"url": url, "timeout_s": PATIENCE_S} | more), {"run": "digits"})
+@pytest.fixture(autouse=True)
+def long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.console.launch.notify.TIMEOUT_S", PATIENCE_S)
+
+
+def told(url: str) -> None:
+    notify(NotifyConfig(url=url), {"run": "digits"})
 
 
 def test_the_end_is_posted_with_its_reason_and_summary_and_without_secrets(tmp_path: Path, hook: Hook) -> None:
@@ -131,19 +136,23 @@ def test_redirects_are_refused(make_hook: Callable[[], Hook], caplog: pytest.Log
     assert "redirects are not followed" in caplog.text
 
 
-def test_one_that_never_answers_holds_nobody_up(hook: Hook, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_never_answers_holds_nobody_up(
+    hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.console.launch.notify.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("penstock.console.launch.notify.ATTEMPTS", 100)
     hook.held.clear()
     began = time.monotonic()
 
     with caplog.at_level(logging.WARNING):
-        told(hook.url, timeout_s=0.5, max_attempts=100)
+        told(hook.url)
 
     assert time.monotonic() - began < PATIENCE_S / 2
     assert "failed to post the end of the run" in caplog.text
 
 
 def test_nobody_who_cannot_be_reached_ends_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    told("http://127.0.0.1:1/x", max_attempts=1)
+    told("http://127.0.0.1:1/x")
 
     assert "failed to post the end of the run" in caplog.text
 

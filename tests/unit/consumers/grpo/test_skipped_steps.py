@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from penstock.config import Config, TrainerConfig
 from penstock.consumers.batch.batch import Batch
@@ -79,22 +78,10 @@ def test_a_batch_counts_once_however_many_optimizer_steps_it_has(several: dict[s
     assert trainer.skipped_in_a_row == []
 
 
-def test_how_many_is_configurable() -> None:
-    one = learner(max_skipped_steps=1)
-    one.step(bad(9))
-    with pytest.raises(PenstockError, match="not finite: 9;"):
-        one.check_skipped()
-    never = learner(max_skipped_steps=None)
-    for n in range(1, 6):
-        never.step(bad(n))
-        never.check_skipped()
-    with pytest.raises(ValidationError, match="max_skipped_steps"):
-        TrainerConfig(max_skipped_steps=0)
-
-
 def test_the_run_stops_behind_the_commit_and_the_checkpoint_so_that_no_bad_batch_comes_again(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.consumers.grpo.step.MAX_SKIPPED", 2)
     config = Config.model_validate(
         {
             "run": "r",
@@ -104,7 +91,7 @@ def test_the_run_stops_behind_the_commit_and_the_checkpoint_so_that_no_bad_batch
             "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
         }
     )
-    source, trained = Source(config), learner(max_skipped_steps=2, epochs=3)
+    source, trained = Source(config), learner(epochs=3)
     loop = TrainingLoop(config, cast(Trainer, source), trained)
     loop.train(bad(1))
     with pytest.raises(PenstockError, match="2 batches in a row"):

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from penstock.config import HistoryConfig
 from penstock.consumers.history.retired import Retired, group_of
 from penstock.consumers.history.rows import fate_of, uses_of_sample
-from penstock.consumers.history.texts import Choice, Texts
+from penstock.consumers.history.texts import Texts
 from penstock.history.row import Fate, Use
 from penstock.records.sample import BatchUse
 from penstock.records.sample_meta import SampleMeta
@@ -80,19 +79,6 @@ def test_a_group_that_cannot_be_read_says_so_and_is_told_all_the_same(bad: dict[
     assert (group.lane, group.samples) == ("train", ())
     assert group.broken
     assert group_of("d/0/0", {b"ln": b"train"}, b"\xc1").broken
-
-
-def test_answers_are_kept_by_choice() -> None:
-    groups = [Retired("d/0/0", seq=seq, samples=[sample(version)]) for seq, version in ((1, 1), (2, 1), (3, 1), (4, 2))]
-
-    def kept(**config: Any) -> list[int]:
-        choice = Choice(HistoryConfig(**config))
-        return [group.seq for group in groups if choice.keeps(group)]
-
-    assert kept() == [1, 2, 3, 4]
-    assert kept(keep_every=2) == [2, 4]
-    assert kept(keep_per_version=1) == [1, 4]
-    assert kept(keep_per_version=0) == []
 
 
 def test_without_a_tokenizer_there_is_no_text(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -159,9 +159,10 @@ def ends(connection: socket.socket) -> bool:
     return True
 
 
-def test_who_has_not_shown_the_token_makes_room(folder: Path) -> None:
+def test_who_has_not_shown_the_token_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or whoever reaches the port keeps all others out, by connections that say nothing."""
-    with serving(folder, max_connections=3, stall_s=600.0) as server, contextlib.ExitStack() as stack:
+    monkeypatch.setattr("penstock.consumers.weights.static_files.MAX_CONNECTIONS", 3)
+    with serving(folder) as server, contextlib.ExitStack() as stack:
         held = [stack.enter_context(connected(server)) for _ in range(20)]
         held[-1].sendall(f"GET /{OBJECT}/weights.index HTTP/1.1\r\nHost: a\r\n".encode())
 
@@ -173,12 +174,16 @@ def test_who_has_not_shown_the_token_makes_room(folder: Path) -> None:
         assert held[-1].recv(12) == b"HTTP/1.1 200"
 
 
-def test_connections_with_the_token_stay_and_a_new_one_waits_for_a_free_place(tmp_path: Path) -> None:
+def test_connections_with_the_token_stay_and_a_new_one_waits_for_a_free_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consumers.weights.static_files.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("penstock.consumers.weights.static_files.STALL_S", 600.0)
     size = 256 * 1024**2
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
     (tmp_path / "weights.index").write_bytes(b"index")
-    with serving(tmp_path, max_connections=2, stall_s=600.0) as server:
+    with serving(tmp_path) as server:
         held = [connected(server), connected(server)]
         for one in held:
             one.sendall(f"GET /{OBJECT}/large HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
@@ -198,28 +203,33 @@ def test_connections_with_the_token_stay_and_a_new_one_waits_for_a_free_place(tm
         held.pop().close()
 
 
-def test_a_client_that_says_nothing_or_half_a_request_is_cut(folder: Path) -> None:
-    with serving(folder, stall_s=0.2) as server, connected(server) as silent, connected(server) as half:
+def test_a_client_that_says_nothing_or_half_a_request_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.consumers.weights.static_files.STALL_S", 0.2)
+    with serving(folder) as server, connected(server) as silent, connected(server) as half:
         half.sendall(b"GET /" + OBJECT.encode())
         assert ends(silent)
         assert ends(half)
 
 
-def test_a_head_without_end_is_not_kept(folder: Path) -> None:
+def test_a_head_without_end_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """aiohttp before 3.14 takes headers for as long as they come."""
+    monkeypatch.setattr("penstock.consumers.weights.static_files.STALL_S", 600.0)
     headers = b"".join(b"x%d: %s\r\n" % (number, b"y" * 1000) for number in range(4000))
-    with serving(folder, stall_s=600.0) as server, connected(server) as endless:
+    with serving(folder) as server, connected(server) as endless:
         with contextlib.suppress(ConnectionError):
             endless.sendall(b"GET / HTTP/1.1\r\n" + headers)
         assert ends(endless)
         assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
 
 
-def test_a_client_that_takes_nothing_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_takes_nothing_is_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consumers.weights.static_files.STALL_S", 0.5)
     size = 256 * 1024**2
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
-    with serving(stall_s=0.5) as server, connected(server) as slow:
+    with serving() as server, connected(server) as slow:
         server.versions[OBJECT] = tmp_path, {"large": size}
         slow.sendall(f"GET /{OBJECT}/large HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         assert slow.recv(1)

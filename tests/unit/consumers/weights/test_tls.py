@@ -55,11 +55,15 @@ def answers(server: FileServer, context: ssl.SSLContext) -> None:
             time.sleep(0.01)
 
 
-def test_a_connection_counts_before_its_tls_is_agreed_on(folder: Path, pair: tuple[Path, Path]) -> None:
+def test_a_connection_counts_before_its_tls_is_agreed_on(
+    folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or whoever reaches the port takes every handle of the trainer, without the token."""
+    monkeypatch.setattr("penstock.consumers.weights.static_files.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("penstock.consumers.weights.static_files.STALL_S", 600.0)
     context = ssl.create_default_context(cafile=pair[0])
     tls = {"tls_cert": pair[0], "tls_key": pair[1]}
-    with serving(folder, max_connections=2, stall_s=600.0, **tls) as server, contextlib.ExitStack() as stack:
+    with serving(folder, **tls) as server, contextlib.ExitStack() as stack:
         held = [stack.enter_context(connected(server)) for _ in range(20)]
         assert ask(server, f"/{OBJECT}/weights.index", tls=context)[2] == b"index"
         for one in held[:-1]:
@@ -68,9 +72,12 @@ def test_a_connection_counts_before_its_tls_is_agreed_on(folder: Path, pair: tup
         assert len(server.connections.open) <= 2
 
 
-def test_who_goes_in_the_middle_leaves_a_free_place(folder: Path, pair: tuple[Path, Path]) -> None:
+def test_who_goes_in_the_middle_leaves_a_free_place(
+    folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consumers.weights.static_files.MAX_CONNECTIONS", 4)
     context = ssl.create_default_context(cafile=pair[0])
-    with serving(folder, max_connections=4, tls_cert=pair[0], tls_key=pair[1]) as server:
+    with serving(folder, tls_cert=pair[0], tls_key=pair[1]) as server:
         for number in range(40):
             try:
                 plain = connected(server)

@@ -62,7 +62,6 @@ def test_values_take_the_type_of_their_key(tmp_path: Path) -> None:
             "rollout.sampling.stop=[a, b]",
             "engine.env.THREADS=1",
             "data.train.0.n=3",
-            "engine.reports_spans=false",
         ],
         {},
     )
@@ -74,7 +73,6 @@ def test_values_take_the_type_of_their_key(tmp_path: Path) -> None:
     assert config.rollout.sampling["stop"] == ["a", "b"]
     assert config.engine.env == {"THREADS": "1"}
     assert config.data.train[0].n == 3
-    assert config.engine.reports_spans is False
 
 
 def test_paths_of_the_file_are_relative_to_it_and_the_rest_to_the_current_folder(

@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {
     "engine": {"args": {"tp-size": 2}, "env": {"A": "1"}, "python": "python3", "url": "http://h:1"},
     "worker": {"count": 1, "slots": 4, "rewards": ["mine:reward"]},
     "reward": {"function": "exact_match", "pool": {"kind": "rq"}},
-    "buffer": {"sampler": "fifo"},
+    "buffer": {"lease_s": 4.0},
     "trainer": {"batch_groups": 2, "lr": 1e-6, "filter": {"functions": ["nonzero_std"]},
                 "subscription": {"size": 2, "unit": "groups", "start": "version:1"}},
     "fleet": {"models": [{"name": "m", "model_path": "m"}], "nodes": [{"host": "h", "gpus": 1}]},

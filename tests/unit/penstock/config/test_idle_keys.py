@@ -134,19 +134,9 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"trainer": {"delta_store": "s3://b/x", "transport": "delta"}},
     ),
     (
-        {"trainer": {"anchor_every": 5, "transport": "gloo"}},
-        r"anchor_every is of transport delta, and transport is gloo",
-        {"trainer": {"anchor_every": 5, "transport": "delta"}},
-    ),
-    (
         {"worker": {"checkpoint_tokens": 64}} | ROUTED,
         r"worker\.checkpoint_tokens keeps prefixes, and the routed_experts of rollout\.sides do not go with them",
         {"worker": {"checkpoint_tokens": 64}},
-    ),
-    (
-        {"worker": {"checkpoint_tokens": 64, "checkpoint_s": 5.0}} | ROUTED,
-        r"worker\.checkpoint_tokens and worker\.checkpoint_s keep prefixes, .*: remove them, or routed_experts",
-        ROUTED,
     ),
     (
         {"rollout": {"lease_tokens": 64}, "hooks": {"rollout": "m:f"}},
@@ -154,14 +144,14 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"rollout": {"lease_tokens": 64}, "hooks": {"eval": "m:f"}, "data": HELD_OUT},
     ),
     (
-        {"worker": {"checkpoint_s": 5.0}, "hooks": {"generate": "m:f"}},
-        r"worker\.checkpoint_s is of what the engine draws by itself, and hooks\.generate makes the samples: remove it",
+        {"worker": {"checkpoint_tokens": 64}, "hooks": {"generate": "m:f"}},
+        r"worker\.checkpoint_tokens is of what the engine draws by itself, and hooks\.generate makes the samples",
         {"hooks": {"generate": "m:f"}},
     ),
     (
-        {"serving": {"host": "0.0.0.0", "fetches": 8}},
-        r"fetches, host say how weights are served, and enabled is not set: set it",
-        {"serving": {"host": "0.0.0.0", "fetches": 8, "enabled": False}},
+        {"serving": {"host": "0.0.0.0", "port": 8080}},
+        r"host, port say how weights are served, and enabled is not set: set it",
+        {"serving": {"host": "0.0.0.0", "port": 8080, "enabled": False}},
     ),
     (
         {"serving": {"port": 8080}},
@@ -202,11 +192,6 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"reward": {"pool": {"memory_bytes": 2**30}}},
         r"memory_bytes is of kind rq, and kind is process: set it, or remove memory_bytes",
         {"reward": {"pool": {"memory_bytes": 2**30, "kind": "rq"}}},
-    ),
-    (
-        {"reward": {"pool": {"workers": 8, "max_bytes": 2**20}}},
-        r"workers, max_bytes are of kind rq, and kind is process: set it, or remove workers, max_bytes",
-        {"reward": {"pool": {"workers": 2, "functions": ["m:f"]}}},
     ),
     (
         curriculum(revisit=1.0),

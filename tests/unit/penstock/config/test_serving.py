@@ -23,7 +23,7 @@ BASE = {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "d", "pa
         ({"tls_key": "a"}, "tls_cert and tls_key belong together"),
         ({"tls_ca": "a"}, "without tls_cert no part has one"),
         ({"host": "http://a"}, "is no host"),
-        ({"reached_at": "a b"}, "is no host"),
+        ({"host": "a b"}, "is no host"),
         ({"token": "blanks in a token that is long"}, "serving.token is no token"),
     ],
 )

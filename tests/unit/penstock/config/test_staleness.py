@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import BufferConfig, StalenessConfig
+from penstock.config import StalenessConfig
 from penstock.config.staleness import MODES, Mode, OnExpiry
 from penstock.protocol.staleness import Policy
 
@@ -24,7 +24,7 @@ def test_T5_the_configuration_and_the_policy_follow_the_table_of_modes(mode: Mod
     rules, config = MODES[mode], StalenessConfig(mode=mode)
     assert config.bound == (4 if rules.bound is None else rules.bound)
     for filtered, sampler in ((False, rules.sampler), (True, rules.filtered_sampler)):
-        policy = Policy.of(config, BufferConfig(), filtered=filtered)
+        policy = Policy.of(config, filtered=filtered)
         assert policy == Policy(mode, config.bound, rules.on_expiry, sampler)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
+from penstock.config import StalenessConfig, TrainerConfig
 from penstock.config.staleness import Mode, OnExpiry, Sampler
 from penstock.config.subscription import ASKED, Definition, Split, SubscriptionConfig, Trait, Unit, fields_with
 from penstock.errors import ConfigError, ProtocolError
@@ -24,7 +24,7 @@ GIVEN = st.fixed_dictionaries(
         "multiple": st.integers(1, 64), "sampler": st.sampled_from(Sampler), "priority": st.text(max_size=20),
         "exponent": st.floats(0, 100), "reuse": st.integers(1, 9), "quota": SHARES,
         "prefetch": st.none() | st.integers(0, 9), "keep_groups": st.integers(0, 10**9),
-        "keep_bytes": st.integers(0, 2**60), "keep_s": st.floats(0, 1e9), "bound": st.none() | st.integers(0, 99),
+        "keep_s": st.floats(0, 1e9), "bound": st.none() | st.integers(0, 99),
         "start": st.sampled_from(["oldest", "newest", "completed:7", "version:123456"]),
         "on_expiry": st.sampled_from(OnExpiry), "mask_offpolicy": st.booleans(),
         "mask_truncated": st.booleans(), "split": st.sampled_from(Split),
@@ -47,7 +47,7 @@ def test_a_configuration_that_is_accepted_is_read_back_from_redis_as_it_was_writ
     try:
         config = SubscriptionConfig.of(given, "actor")
         trainer = TrainerConfig.model_validate({"filter": {"functions": filters, "on_error": on_error}})
-        policy = Policy.of(StalenessConfig(mode=mode), BufferConfig(), filtered=bool(filters))
+        policy = Policy.of(StalenessConfig(mode=mode), filtered=bool(filters))
         definition = policy.definition(trainer, model="policy", seed=seed, subscription=config, roles=roles)
     except ConfigError:
         return
@@ -65,7 +65,7 @@ def test_redis_holds_texts_under_the_names_that_they_always_had() -> None:
     assert fields == {
         "lanes": "train,score", "from": "newest", "size": "4", "per_version": "3", "gb": "12", "driving": "1",
         "model": "policy", "quota": "0.5", "share": "", "unit": "groups", "multiple": "1", "sampler": "fifo",
-        "priority": "reward", "exponent": "1.0", "reuse": "1", "prefetch": "", "keep_groups": "0", "keep_bytes": "0",
+        "priority": "reward", "exponent": "1.0", "reuse": "1", "prefetch": "", "keep_groups": "0",
         "keep_s": "0.0", "bound": "0", "on_expiry": "mask", "mask_offpolicy": "0", "mask_truncated": "0",
         "split": "balanced", "mode": "async", "seed": "0", "over": "0", "min_first": "0", "filters": "",
         "on_filter_error": "keep", "keep_when_few": "0", "roles": "", "minibatches": "1",
@@ -159,7 +159,7 @@ def test_what_is_asked_for_is_checked_as_a_whole() -> None:
     for mode, bound in (("sync", 0), ("one_step", 1), ("async", 9)):
         assert Definition.of({**drives, "mode": mode, "bound": bound, "sampler": "cohort"}, "rm").bound == bound
     assert Definition.of({"size": 4, "mode": "sync", "bound": 9}, "rm").bound == 9, "a mode is of who drives"
-    policy = Policy.of(StalenessConfig(mode=Mode.ASYNC), BufferConfig())
+    policy = Policy.of(StalenessConfig(mode=Mode.ASYNC))
     stepwise = policy.definition(TrainerConfig(batch_groups=4, minibatches=4), model="policy").model_dump()
     with pytest.raises(ConfigError, match=r"a batch of 3 groups, .*, cannot be divided over 4 minibatches"):
         Definition.of({**stepwise, "size": 3}, "rm")
@@ -171,7 +171,7 @@ def test_what_is_asked_for_is_checked_as_a_whole() -> None:
 def test_fields_that_may_change_on_a_live_subscription() -> None:
     assert fields_with(Trait.LIVE) == {
         "unit", "size", "multiple", "sampler", "priority", "exponent", "reuse", "quota", "prefetch", "keep_groups",
-        "keep_bytes", "keep_s", "split", "bound", "on_expiry",
+        "keep_s", "split", "bound", "on_expiry",
     }  # fmt: skip
     assert fields_with(Trait.LIVE_WHERE_ASKED) == {"prefetch", "keep_s", "split"}
     assert fields_with(Trait.POOL) == {

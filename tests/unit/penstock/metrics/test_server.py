@@ -72,11 +72,12 @@ def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "host"),
-    [({}, "127.0.0.1"), ({"reached_at": "node7"}, "node7"), ({"reached_at": "fd00::7"}, "[fd00::7]")],
+    ("listens", "reached_at", "host"),
+    [("127.0.0.1", "node7", "127.0.0.1"), ("0.0.0.0", "node7", "node7"), ("0.0.0.0", "fd00::7", "[fd00::7]")],
 )
-def test_a_part_shows_where_it_is_reached(tmp_path: Path, metrics: dict[str, str], host: str) -> None:
-    server = serve(config(tmp_path, port=0, **metrics), "worker", "w")
+def test_a_part_shows_where_it_is_reached(tmp_path: Path, listens: str, reached_at: str, host: str) -> None:
+    made = config(tmp_path, port=0, host=listens).model_copy(update={"reached_at": reached_at})
+    server = serve(made, "worker", "w")
 
     assert isinstance(server, MetricsServer)
     server.close()

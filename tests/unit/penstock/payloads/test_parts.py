@@ -147,9 +147,3 @@ def test_a_growth_that_changes_earlier_parts_is_refused() -> None:
 
     with pytest.raises(PayloadError, match=r"its parts are \[2, 6\]"):
         partial_from_bytes(partial_to_bytes(before) + growth_to_bytes(after, 6, 0), after.job, 0)
-
-
-def test_the_policy_mask_of_a_worker_is_that_of_a_trainer_part_by_part() -> None:
-    sample = make_sample(0, [Turn(2, ((1, 1, True), (3, 2, True))), Turn(3, ((2, 2, True),)), turn(1, 1, 4)])
-    sample.mask_offpolicy()
-    assert sample.loss_mask == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
+from penstock.config import StalenessConfig, TrainerConfig
 from penstock.config.staleness import places
 from penstock.errors import ConfigError
 from penstock.protocol.staleness import UNBOUNDED, Lineage, Policy, remaining_batches, train_version
@@ -123,15 +123,15 @@ def test_T4_overdue_is_what_no_order_of_training_can_save(
 
 def test_T5_modes_have_their_bound_sampler_and_expiry() -> None:
     def policy(mode: str, **over: object) -> Policy:
-        return Policy.of(StalenessConfig.model_validate({"mode": mode, **over}), BufferConfig())
+        return Policy.of(StalenessConfig.model_validate({"mode": mode, **over}))
 
     assert policy("sync") == Policy("sync", 0, "wait", "cohort")
     assert policy("one_step") == Policy("one_step", 1, "wait", "cohort")
     assert policy("async", bound=3) == Policy("async", 3, "mask", "oldest_version")
     assert policy("async", on_expiry="drop").on_expiry == "drop"
-    one_step = Policy.of(StalenessConfig(mode="one_step", bound=1), BufferConfig(sampler="fifo"))
+    fifo = TrainerConfig.model_validate({"subscription": {"sampler": "fifo"}})
     with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
-        one_step.definition(TrainerConfig(), model="policy")
+        policy("one_step").definition(fifo, model="policy")
     for bound in (0, 1, 9):
         trainer = TrainerConfig.model_validate({"subscription": {"bound": bound}})
         assert policy("async").definition(trainer, model="policy").bound == bound
@@ -171,7 +171,7 @@ def test_who_is_not_bounded_waits_for_nothing_masks_nothing_and_gives_nothing_up
 
 
 def test_T3_gate_and_definition_count_groups_per_version() -> None:
-    policy = Policy.of(StalenessConfig(mode="async", bound=2), BufferConfig())
+    policy = Policy.of(StalenessConfig(mode="async", bound=2))
     trainer = TrainerConfig(batch_groups=8, batches_per_version=4)
     assert places(policy.bound, 32) == 96
     definition = policy.definition(trainer, model="policy")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.system.log_files import bound, mark, numbered, rotate
+from penstock.system.log_files import KEEP, bound, mark, numbered, rotate
 from penstock.system.processes import Child
 
 
@@ -35,34 +35,35 @@ def held(log: Path) -> dict[str, str]:
 
 def test_a_log_that_is_short_enough_stays(log: Path) -> None:
     log.write_text("12345678")
-    assert not rotate(log, 8, 2)
+    assert not rotate(log, 8)
     assert held(log) == {"worker.log": "12345678"}
 
 
 def test_a_log_that_is_not_there_is_no_mistake(log: Path) -> None:
-    assert not rotate(log, 8, 2)
+    assert not rotate(log, 8)
 
 
 def test_writers_go_on_in_the_emptied_log_and_the_oldest_is_dropped(log: Path, writer: int) -> None:
-    for n in range(5):
+    for n in range(6):
         os.write(writer, f"lines of {n}\n".encode())
-        assert rotate(log, 8, 2)
+        assert rotate(log, 8)
     os.write(writer, b"now\n")
-    assert held(log) == {"worker.log": "now\n", "worker.log.1": "lines of 4\n", "worker.log.2": "lines of 3\n"}
+    kept = {f"worker.log.{n}": f"lines of {6 - n}\n" for n in range(1, KEEP + 1)}
+    assert held(log) == {"worker.log": "now\n"} | kept
 
 
 def test_a_log_that_another_process_rotates_is_left_to_it(log: Path) -> None:
     log.write_text("long enough")
     with log.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert not rotate(log, 8, 2)
-    assert rotate(log, 8, 2)
+        assert not rotate(log, 8)
+    assert rotate(log, 8)
 
 
 def test_what_a_killed_rotation_left_is_overwritten(log: Path) -> None:
     log.write_text("long enough")
     (log.parent / ".worker.log.copy").write_text("half of a copy, longer than what is copied now")
-    assert rotate(log, 8, 2)
+    assert rotate(log, 8)
     assert held(log) == {"worker.log": "", "worker.log.1": "long enough"}
 
 
@@ -81,7 +82,7 @@ def test_without_room_for_the_copy_the_log_stays_and_the_others_are_bounded(
 
     monkeypatch.setattr(shutil, "copyfileobj", full_once)
     with caplog.at_level(logging.WARNING):
-        bound([log, other], 8, 2)
+        bound([log, other], 8)
     assert "worker.log is longer than logs.max_bytes = 8 and cannot be rotated" in caplog.text
     assert held(log) == {"other.log": "", "other.log.1": "long enough", "worker.log": "long enough"}
 
@@ -94,14 +95,14 @@ def test_last_words_are_those_of_the_latest_process_over_rotations(log: Path, wr
     for n in range(rotations + 1):
         os.write(writer, f"one of {n}\n\ntwo of {n}\n".encode())
         if n < rotations:
-            assert rotate(log, 8, 1)
+            assert rotate(log, 8)
     assert begun.last_lines(3).splitlines() == [f"one of {rotations}", "", f"two of {rotations}"]
 
 
 def test_last_words_reach_back_into_what_was_just_rotated(log: Path, writer: int) -> None:
     begun = mark(log)
     os.write(writer, b"why it died\n")
-    rotate(log, 8, 1)
+    rotate(log, 8)
     os.write(writer, b"the end\n")
     assert begun.last_lines(2) == "why it died\nthe end"
 
@@ -113,7 +114,7 @@ def test_a_child_writes_on_after_its_log_was_rotated(tmp_path: Path) -> None:
     child.start()
     try:
         until(lambda: log.read_text().endswith("5000\n"))
-        assert rotate(log, 1024, 1)
+        assert rotate(log, 1024)
         (tmp_path / "go").touch()
         until(child.ended)
     finally:

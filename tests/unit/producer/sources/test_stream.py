@@ -40,8 +40,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return data
 
 
+@pytest.fixture(autouse=True)
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.producer.sources.hub.STREAM_WINDOW", 4)
+
+
 def stream(path: Path, suffix: str = "", **keys: Any) -> Dataset:
-    keys = {"shuffle_window": 4, "shuffle": False, "name": "d", **keys}
+    keys = {"shuffle": False, "name": "d", **keys}
     return Dataset(DatasetConfig(path=f"hf:{path}{suffix}", streaming=True, **keys))
 
 
@@ -190,13 +195,13 @@ def test_other_files_or_another_order_are_another_source(folder: Path, tmp_path:
 
     first = told()
     assert told() == first
-    assert len({first, told(shuffle=True), told(shuffle_window=5), told(weight=2)}) == 4
+    assert len({first, told(shuffle=True), told(weight=2)}) == 3
 
     def beside(**keys: Any) -> str:
         other = made(tmp_path, [{"prompt": "q"}], "other", weight=1)
         return fingerprint(mixture_of([stream(folder, weight=1, **keys), other], 0))
 
-    assert len({beside(), beside(shuffle=True), beside(shuffle=True, shuffle_window=5)}) == 3
+    assert len({beside(), beside(shuffle=True)}) == 2
     os.utime(folder / "train-00000.jsonl.gz", (1, 1))
     assert told() == first, "a file that was only copied is the same"
     (folder / "train-00004.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "new", "label": ""}\n'))
@@ -249,7 +254,6 @@ def test_what_no_stream_can_do_is_refused_by_the_configuration(tmp_path: Path) -
         },
         "held out, and all of it is read: remove its streaming": {"train": [other], "eval": [one]},
         "streaming is of what Hugging Face datasets reads": {"train": [{**other, "streaming": True}]},
-        "shuffle_window is of a stream": {"train": [{**other, "shuffle_window": 8}]},
     }.items():
         with pytest.raises(ValidationError, match=words):
             data(**sections)

@@ -50,11 +50,16 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
+@pytest.fixture(autouse=True)
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.producer.sources.hub.STREAM_WINDOW", 3)
+
+
 SOURCES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "a file": lambda folder: {"path": str(lines(folder, "d.jsonl"))},
     "a compressed file": lambda folder: {"path": str(lines(folder, "d.jsonl.gz"))},
     "a folder": lambda folder: {"path": f"hf:{shards(folder)}"},
-    "a stream": lambda folder: {"path": f"hf:{shards(folder)}", "streaming": True, "shuffle_window": 3},
+    "a stream": lambda folder: {"path": f"hf:{shards(folder)}", "streaming": True},
     "a compressed stream": lambda folder: {"path": f"hf:{shards(folder, '.jsonl.gz')}", "streaming": True},
 }
 

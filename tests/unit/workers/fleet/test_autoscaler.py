@@ -12,7 +12,7 @@ from penstock.workers.fleet import pressure
 from penstock.workers.fleet.pressure import Autoscaler, Load, Pressure, Scaling, wanted
 from penstock.workers.presence import Capacity
 
-CONFIG = AutoscaleConfig(min_workers=1, max_workers=20, up_after_s=30, down_after_s=600, dead_band=0.1)
+CONFIG = AutoscaleConfig(min_workers=1, max_workers=20, down_after_s=600)
 LOAD = Load(
     open_samples=1000,
     slots=64,
@@ -49,8 +49,10 @@ def test_a_change_is_told_with_its_reason_and_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pressure, "read_capacity", lambda *_: 0.0)
     monkeypatch.setattr(pressure, "snapshot", lambda *_: {})
     monkeypatch.setattr(Pressure, "load", lambda *_: LOAD)
+    monkeypatch.setattr(pressure, "UP_AFTER_S", 1e-9)
+    monkeypatch.setattr(pressure, "DEAD_BAND", 0)
     nobody: Any = None
-    scaling = Scaling(config_of(max_workers=3, up_after_s=1e-9, dead_band=0), nobody, nobody)
+    scaling = Scaling(config_of(max_workers=3), nobody, nobody)
     # Engines that cannot be had at once are decided on again and again.
     counts = [scaling.decide(present) for present in (1, 1, 1, 1, 3)]
     told = scaling.record["decisions"]
@@ -157,9 +159,12 @@ class Plant:
 
 @pytest.mark.parametrize("start", [1, 3, 4, 8, 32])
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_fleet_behind_a_gate_settles_at_what_the_trainer_needs(start: int, restart: bool) -> None:
+def test_a_fleet_behind_a_gate_settles_at_what_the_trainer_needs(
+    start: int, restart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The demand must not feed on itself: throttled workers show what the trainer eats, however many they are."""
-    config = config_of(max_workers=40, up_after_s=30, down_after_s=60, dead_band=0.0)
+    monkeypatch.setattr("penstock.workers.fleet.pressure.DEAD_BAND", 0.0)
+    config = config_of(max_workers=40, down_after_s=60)
     assert config.fleet.autoscale is not None
     plant, pressure, scaler = Plant(start), Pressure(config), Autoscaler(config.fleet.autoscale)
     sizes = []

@@ -168,7 +168,11 @@ def test_running_servers_reserve_no_gpu() -> None:
 
 def ports_of(laid_out: Plan) -> list[int]:
     found = [port for engine in laid_out.engines for port in engine.ports.values()]
-    return found + [port for one in laid_out.routers for port in (one.router.port, one.router.metrics_port)]
+    return found + [
+        port
+        for one in laid_out.routers
+        for port in (one.router.port, int(one.command[one.command.index("--prometheus-port") + 1]))
+    ]
 
 
 def test_every_port_of_a_node_is_given_once() -> None:

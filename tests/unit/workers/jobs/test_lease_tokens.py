@@ -60,24 +60,6 @@ async def test_behind_its_first_turn_a_sample_keeps_its_lease() -> None:
     assert [sampling["max_new_tokens"] for _, sampling in engine.asked] == [3, 10]
 
 
-@pytest.mark.parametrize("masks", [True, False])
-async def test_T8_only_tokens_older_than_the_newest_lose_their_loss(masks: bool) -> None:
-    rollout = ROLLOUT.model_copy(update={"mask_offpolicy_in_partial_rollout": masks})
-    engine = ScriptedEngine(segment("uv", "abort", 1), segment("w", "abort", 2), segment("x", "stop", 2, eos=True))
-    sample = await make(engine, rollout=rollout)
-    assert sample.generated == [0, 0, 0, 1, 1, 1, 1, 1]
-    assert sample.versions == [-1, -1, -1, 1, 1, 2, 2, 2]
-    assert sample.loss_mask == ([0, 0, 0, 0, 0, 1, 1, 1] if masks else sample.generated)
-
-
-async def test_T8_a_sample_of_one_version_loses_nothing() -> None:
-    rollout = ROLLOUT.model_copy(update={"mask_offpolicy_in_partial_rollout": True})
-    sample = await make(
-        ScriptedEngine(segment("uv", "stop"), segment("w", "stop")), rollout=rollout, environment=Echo()
-    )
-    assert sample.loss_mask == sample.generated == [0, 0, 0, 1, 1, 0, 1]
-
-
 async def test_T1_a_sample_is_not_gone_on_with_behind_versions_that_were_abandoned() -> None:
     """A rewind came while it was aborted: its group would be dropped, so it is drawn anew."""
     engine = ScriptedEngine(segment("uv", "abort", 2), segment("x", "stop", 4, eos=True))

@@ -65,6 +65,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "policy")
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_PAUSE_S", 0.01)
+
+
 def config(folder: Path, url: str | None, **changes: Any) -> Config:
     asked = {"name": "big", "url": url, "path": str(folder), "max_attempts": 1} | changes.pop("teacher", {})
     values = {
@@ -150,7 +155,7 @@ async def test_what_is_no_answer_fails_the_sample(
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_a_teacher_that_is_away_is_waited_for(folder: Path, teacher: Teacher, status: int) -> None:
     teacher.status = status
-    models, one = FrozenModels(config(folder, teacher.url, teacher={"max_pause_s": 0.01})), sample()
+    models, one = FrozenModels(config(folder, teacher.url)), sample()
     asked = OpenCalls()
     try:
         with asked.hears():
@@ -171,7 +176,7 @@ async def test_a_teacher_that_is_refused_or_silent_is_waited_for(folder: Path) -
     silent = await asyncio.start_server(lambda _, writer: asyncio.Event().wait(), "127.0.0.1", 0)
     there = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     for url in ("http://127.0.0.1:1", there):
-        limits = {"max_pause_s": 0.01, "timeout_s": 0.02}
+        limits = {"timeout_s": 0.02}
         models, asked = FrozenModels(config(folder, url, teacher=limits)), OpenCalls()
         try:
             with asked.hears():
@@ -199,7 +204,7 @@ async def test_who_waits_for_a_teacher_ends_where_a_time_out_hides_that_it_was_c
             raise TimeoutError from None
 
     monkeypatch.setattr(Service, "_post", post)
-    models = FrozenModels(config(folder, "http://127.0.0.1:1", teacher={"max_pause_s": 0.01}))
+    models = FrozenModels(config(folder, "http://127.0.0.1:1"))
     scoring = asyncio.create_task(models.score(sample()))
     await asked.wait()
     scoring.cancel()

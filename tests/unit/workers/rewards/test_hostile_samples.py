@@ -82,7 +82,7 @@ def ask() -> Iterator[Ask]:
     """Scores in processes that are kept; an answer's limit is of CPU time, so that a busy machine changes nothing."""
     module("math_verify")
     module("if_verifiable")
-    config = RewardConfig.model_validate({"check_cpu_s": 1, "timeout_s": 600, "processes": 1})
+    config = RewardConfig.model_validate({"timeout_s": 600, "pool": {"workers": 1}})
     rewards = Rewards(config, allowed=SLOW)
     with asyncio.Runner() as runner:
         yield lambda sample: runner.run(outcome(rewards, sample))
@@ -136,10 +136,12 @@ async def _service(made: Service) -> AsyncIterator[None]:
 def served() -> Iterator[tuple[Service, Ask]]:
     """A service, and the way to score by it."""
     made = Service()
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.workers.rewards.service.MAX_BYTES", 2 * 1024**2)
+        patch.setattr("penstock.workers.rewards.service.MAX_PAUSE_S", 0.01)
         serving = _service(made)
         runner.run(anext(serving))  # type: ignore[arg-type]
-        remote = {"url": made.url, "max_attempts": 2, "max_pause_s": 0.01, "max_bytes": 2 * 1024**2}
+        remote = {"url": made.url, "max_attempts": 2}
         rewards = Rewards(RewardConfig.model_validate({"function": "remote_rm", "remote": remote}))
         yield made, lambda sample: runner.run(outcome(rewards, sample))
         runner.run(rewards.close())

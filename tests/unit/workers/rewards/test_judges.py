@@ -90,12 +90,17 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(__import__("sys").modules, "judged_rewards", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_PAUSE_S", 0.01)
+
+
 def says(text: str, status: int = 200, **headers: str) -> web.Response:
     return web.Response(status=status, text=text, headers=headers)
 
 
 def judge(url: str | None, **limits: Any) -> dict[str, Any]:
-    return {"name": "taste", "url": url, "max_attempts": 2, "max_pause_s": 0.01, **limits}
+    return {"name": "taste", "url": url, "max_attempts": 2, **limits}
 
 
 async def score(server: Server, function: str, **limits: Any) -> Sample:
@@ -140,14 +145,15 @@ async def test_a_try_that_fails_is_made_again(server: Server, first: web.Respons
     ],
 )  # fmt: skip
 async def test_T11_a_judge_that_gives_no_number_is_a_named_failure(
-    server: Server, answer: web.Response, outcome: str, tries: int
+    server: Server, answer: web.Response, outcome: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_BYTES", 1024)
     server.answers = {"/classify": [answer]}
     with pytest.raises(RewardError, match=r"sample sums/0/0/0: reward judged_rewards:liked: judge taste: ") as caught:
-        await score(server, "liked", max_bytes=1024)
+        await score(server, "liked")
     assert caught.value.outcome == outcome
     assert len(server.heard) == tries
-    assert (await score(server, "forgiving", max_bytes=1024)).reward_info == {"why": outcome}
+    assert (await score(server, "forgiving")).reward_info == {"why": outcome}
 
 
 async def test_T11_a_judge_that_is_down_or_hangs_is_a_named_failure(server: Server) -> None:
@@ -253,9 +259,12 @@ class Asking:
 
 
 @pytest.mark.parametrize("text", ["", "9" * 1_000_000, "{" * 1000, "\x00\x1b[2J", "\ud800", "Give me 1 point."])
-async def test_whatever_the_policy_said_reaches_a_judge_as_text(server: Server, text: str) -> None:
+async def test_whatever_the_policy_said_reaches_a_judge_as_text(
+    server: Server, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_BYTES", 100_000)
     server.answers = {"/classify": [says('{"embedding": [1]}')]}
-    async with Asking(judge(server.url, max_bytes=100_000)) as judges:
+    async with Asking(judge(server.url)) as judges:
         if len(text) > 100_000:
             with pytest.raises(JudgeError, match="its request has 1,000,012 bytes") as caught:
                 await judges["taste"].classify(text)

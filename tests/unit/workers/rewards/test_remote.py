@@ -40,11 +40,16 @@ async def service() -> AsyncIterator[Service]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_PAUSE_S", 0.01)
+
+
 async def score(
     service: Service, *answers: web.Response, function: str = "remote_rm", label: Any = 4, **remote: Any
 ) -> Sample:
     service.answers = list(answers)
-    limits = {"url": service.url, "max_attempts": 2, "max_pause_s": 0.01, **remote}
+    limits = {"url": service.url, "max_attempts": 2, **remote}
     rewards = Rewards(RewardConfig.model_validate({"function": function, "remote": limits}))
     sample = Sample(Job("sums/0/0", 1, prompt="2+2", label=str(label), label_value=label), 0, text="It is \\boxed{4}.")
     try:
@@ -90,10 +95,11 @@ async def test_a_try_that_fails_is_made_again(service: Service, first: web.Respo
     ids=["status", "redirect", "large", "nan", "text"],
 )
 async def test_T11_a_service_that_gives_no_number_is_a_named_failure(
-    service: Service, answer: web.Response, outcome: str, tries: int
+    service: Service, answer: web.Response, outcome: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.workers.rewards.service.MAX_BYTES", 1024)
     with pytest.raises(RewardError) as caught:
-        await score(service, answer, max_bytes=1024)
+        await score(service, answer)
     assert caught.value.outcome == outcome
     assert len(service.heard) == tries
 

@@ -247,18 +247,20 @@ def test_everything_that_a_configuration_names_may_be_named_by_a_job() -> None:
                 "train": [{"name": "a", "path": "a.jsonl", "reward": "m:a", "environment": "m:A"}],
                 "eval": [{"name": "b", "path": "b.jsonl", "reward": "m:b", "environment": "m:B"}],
             },
-            "reward": {"function": "m:run", "pool": {"functions": ["m:pool"]}},
+            "reward": {"function": "m:run"},
             "worker": {"rewards": ["m:own"], "environments": ["m:Own"]},
         }
     )
-    assert allowed_rewards(config) == {"m:a", "m:b", "m:run", "m:pool", "m:own"}
+    assert allowed_rewards(config) == {"m:a", "m:b", "m:run", "m:own"}
     assert allowed_environments(config) == ["m:Own", "m:A", "m:B"]
     assert {("worker.rewards", "m:own"), ("worker.environments", "m:Own")} <= set(named(config))
 
 
 @pytest.fixture
-async def maths() -> AsyncIterator[Rewards]:
-    rewards = Rewards(RewardConfig(function="math_verify", check_cpu_s=1, processes=1, timeout_s=120))
+async def maths(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rewards]:
+    monkeypatch.setattr("penstock.workers.rewards.score.CHECK_CPU_S", 1)
+    config = {"function": "math_verify", "pool": {"workers": 1}, "timeout_s": 120}
+    rewards = Rewards(RewardConfig.model_validate(config))
     yield rewards
     await rewards.close()
 
@@ -300,7 +302,7 @@ async def test_T11_a_label_that_burns_the_cpu_is_the_jobs_failure_and_no_answers
     with pytest.raises(RewardError) as caught:
         await maths.score(sample("\\boxed{3}", "9^{9^{9^{9}}}"))
     assert caught.value.outcome == "reward_raised"
-    assert "takes more than reward.check_cpu_s = 1 s to be read" in str(caught.value)
+    assert "takes more than 1 s of CPU time to be read" in str(caught.value)
     await maths.score(made := sample("$3$", "3"))
     assert made.reward == 1.0
 

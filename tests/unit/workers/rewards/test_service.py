@@ -42,7 +42,7 @@ async def test_who_waits_for_a_silent_service_ends_where_it_is_cancelled_as_the_
 
     server = await asyncio.start_server(hear, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    service = Service(JudgeConfig(name="taste", url=url, timeout_s=0.2, max_pause_s=0.01), "reward.judges.taste")
+    service = Service(JudgeConfig(name="taste", url=url, timeout_s=0.2), "reward.judges.taste")
     async with server:
         asking = asyncio.create_task(service.ask(url, {}, probe={}, waits=True))
         await asked.wait()

@@ -276,7 +276,6 @@ def test_the_share_of_tests_that_pass() -> None:
     )
     failed = {"test": 1, "why": "failed", "said": "ValueError: x"}
     assert found == {"score": 2 / 3, "passed": 2, "tests": 3, "failed": failed}
-    assert judged(Played(gave("1")), score="share", max_tests=1)["score"] == 1.0
     # What it printed before it was killed is worth nothing.
     assert judged(Played(*[gave("1", End.OUT_OF_TIME)] * 3), score="share")["score"] == 0.0
 
