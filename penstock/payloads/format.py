@@ -29,6 +29,8 @@ MAGIC = b"PSP2"
 PAYLOAD_TTL_S = 259_200
 #: Most tokens of one sample.
 MAX_TOKENS = 64 * 1024 * 1024
+#: Most spans of one sample: each turn, and each change of the weights within one, begins another.
+MAX_SPANS = 65_536
 
 GENERATED = 1
 LOSS = 2
@@ -126,6 +128,10 @@ def check(payload: Payload, sample_id: str) -> None:
         raise PayloadError(
             f"sample {sample_id}: its mask has undefined bits, or loss on a token that was not generated."
         )
+    if len(payload.spans) > MAX_SPANS:
+        raise PayloadError(
+            f"sample {sample_id}: {len(payload.spans)} version spans are more than the {MAX_SPANS} allowed."
+        )
     covered = last = 0
     for start, end, version in payload.spans:
         if not last <= start < end <= len(mask):
@@ -150,3 +156,9 @@ def check(payload: Payload, sample_id: str) -> None:
     if not is_finite.all():
         at = int(is_finite.argmin())
         raise PayloadError(f"sample {sample_id}: the logprob of token {at} is {payload.logprobs[at]}; it bears loss.")
+    is_given = (payload.mask == 0) & (payload.logprobs != 0)
+    if is_given.any():
+        at = int(is_given.argmax())
+        raise PayloadError(
+            f"sample {sample_id}: token {at} was not generated, and its logprob is {payload.logprobs[at]}."
+        )

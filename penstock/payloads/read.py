@@ -7,6 +7,7 @@ from penstock.payloads.format import (
     FLOAT32,
     INT32,
     MAGIC,
+    MAX_SPANS,
     MAX_TOKENS,
     PRELUDE,
     UINT8,
@@ -39,7 +40,7 @@ def decode(data: bytes | memoryview, sample_id: str, checksum: int | None = None
     magic, length, prompt, num_spans = PRELUDE.unpack_from(view)
     if magic != MAGIC:
         raise PayloadError(f"sample {sample_id}: its payload begins with {magic!r}, not {MAGIC!r}.")
-    if length > MAX_TOKENS or prompt > length or num_spans > length:
+    if length > MAX_TOKENS or prompt > length or num_spans > min(length, MAX_SPANS):
         raise PayloadError(
             f"sample {sample_id}: its payload claims a prompt of {prompt} of {length} tokens, and {num_spans} spans."
         )

@@ -42,8 +42,9 @@ def encode(sample: Sample) -> bytes:
 
     Raises:
         PayloadError: lengths differ, a value does not fit its dtype, a mask holds anything but 0 and 1, a token that
-            was not generated has loss or a version; or, in a sample that bears loss, a generated token whose logprob is
-            not finite or that has no version.
+            was not generated has loss or a version, or there are more than ``MAX_SPANS`` spans; or, in a sample that
+            bears loss, a generated token whose logprob is not finite or that has no version, or another token whose
+            logprob is not 0.
     """
     return b"".join(_chunks(_payload_of(sample)))
 

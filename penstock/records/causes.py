@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from string import Formatter
 from typing import Any, ClassVar, Literal, dataclass_transform, get_args
 
 from penstock.errors import ProtocolError
@@ -76,7 +77,8 @@ class Cause:
     kind: ClassVar[Kind]
     subject: ClassVar[tuple[str, ...]]
     about: ClassVar[About | None]
-    #: Formatted with the fields; a cause that needs more overrides ``words``.
+    #: Formatted with the fields and properties; a part in brackets is left out if a value in it is empty. A cause that
+    #: needs more overrides ``words``.
     text: ClassVar[str] = ""
     #: The action that a person takes.
     action: ClassVar[str] = ""
@@ -117,10 +119,30 @@ class Cause:
         return f"{self.words()}{action and f'; {action}'}"
 
     def _format(self, template: str) -> str:
-        values = {name: getattr(self, name) for name in field_names(type(self))}
-        return template.format(
-            **{name: _listed(one) if isinstance(one, tuple) else one for name, one in values.items()}
-        )
+        def has_all(part: re.Match[str]) -> str:
+            return "" if any(_is_empty(getattr(self, name)) for name in _names_in(part[1])) else part[1]
+
+        template = _OPTIONAL.sub(has_all, template)
+        return template.format(**{name: _shown(name, getattr(self, name)) for name in _names_in(template)})
+
+
+_OPTIONAL = re.compile(r"\[([^]]*)\]")
+
+
+def _names_in(template: str) -> list[str]:
+    return [name for _, name, _, _ in Formatter().parse(template) if name]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (not value and not isinstance(value, float))
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name == "error":
+        return value.rstrip(".")
+    if isinstance(value, Mapping):
+        return ledger(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def field_names(cause: type[Cause]) -> list[str]:
@@ -173,14 +195,6 @@ def _is_plain(value: Any, *, is_inner: bool = False) -> bool:
     return value is None or isinstance(value, bool | str) or (isinstance(value, int) and LEAST <= value <= MOST)
 
 
-def _listed(names: tuple[Any, ...]) -> str:
-    return ", ".join(map(str, names))
-
-
-def _quoted(error: str, before: str = "; last error: ") -> str:
-    return f"{before}{error.rstrip('.')}" if error else ""
-
-
 #: Explanations of reasons in the ledger of drops.
 _MEANINGS: dict[str, str] = {
     Disposal.NO_LOSS: "no_loss (none of their tokens bears loss)",
@@ -196,10 +210,6 @@ def ledger(dropped: Mapping[str, int], most: int = 4) -> str:
     if more := sum(count for _, count in largest[most:]):
         words.append(f"others {more}")
     return ", ".join(words)
-
-
-def _with_drops(words: str, dropped: Mapping[str, int]) -> str:
-    return f"{words} (dropped so far: {ledger(dropped)})" if dropped else words
 
 
 class Unknown(Cause, kind=WORK, subject="cause"):
@@ -294,14 +304,11 @@ class EvaluationPending(Cause, kind=WORK, subject="version"):
 
 
 class ScoresPending(Cause, kind=EDGE, part="worker"):
+    text = "workers to score {sequences} sequences in {jobs} jobs[, {unadmitted} more jobs to be admitted]"
     sequences: int
     jobs: int
     #: Jobs that are still to be admitted.
     unadmitted: int = 0
-
-    def words(self) -> str:
-        more = f", {self.unadmitted} more jobs to be admitted" if self.unadmitted else ""
-        return f"workers to score {self.sequences} sequences in {self.jobs} jobs{more}"
 
 
 class WorkerNotReady(Cause, kind=EDGE, part="worker", named_by="worker", subject="worker version step"):
@@ -312,33 +319,28 @@ class WorkerNotReady(Cause, kind=EDGE, part="worker", named_by="worker", subject
 
 
 class WorkerNotFollowing(Cause, kind=EDGE, part="worker", named_by="worker", subject="worker change"):
+    text = "worker {worker} to follow the request to change {change}[; it reports: {error}]"
     worker: str
     change: Literal["memory", "health checks", "restart"]
     #: Its state, or why it is in it.
     error: str = ""
 
-    def words(self) -> str:
-        return (
-            f"worker {self.worker} to follow the request to change {self.change}{_quoted(self.error, '; it reports: ')}"
-        )
-
 
 class EngineNotBack(Cause, kind=EDGE, part="worker", named_by="worker", subject="worker"):
+    text = "the engine of worker {worker}[; it reports: {error}]"
     worker: str
     error: str = ""
 
-    def words(self) -> str:
-        return f"the engine of worker {self.worker}{_quoted(self.error, '; it reports: ')}"
-
 
 class ObjectStoreFailing(Cause, kind=WORK, subject="written"):
+    text = "the delta store to {request}; the request is retried[; last error: {error}]"
     #: The object that is written; '' for a listing.
     written: str
     error: str
 
-    def words(self) -> str:
-        request = f"write {self.written}" if self.written else "list its objects"
-        return f"the delta store to {request}; the request is retried{_quoted(self.error)}"
+    @property
+    def request(self) -> str:
+        return f"write {self.written}" if self.written else "list its objects"
 
 
 #: Most characters of a user's text.
@@ -404,21 +406,17 @@ class FirstBatchTooSmall(Cause, kind=EDGE):
 
 
 class CohortNotAdmitted(Cause, kind=EDGE, part="producer"):
+    text = "the producer to admit {missing} of {size} jobs of the next cohort[ (dropped so far: {dropped})]"
     missing: int
     size: int
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def words(self) -> str:
-        return _with_drops(f"the producer to admit {self.missing} of {self.size} jobs of the next cohort", self.dropped)
-
 
 class CohortUnfinished(Cause, kind=EDGE, part="worker"):
+    text = "workers to finish {unfinished} of {size} jobs of the cohort[ (dropped so far: {dropped})]"
     unfinished: int
     size: int
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    def words(self) -> str:
-        return _with_drops(f"workers to finish {self.unfinished} of {self.size} jobs of the cohort", self.dropped)
 
 
 class GroupsDue(Cause, kind=EDGE, part="worker", subject="version batch"):
@@ -497,13 +495,10 @@ class CutRepeated(Cause, kind=WORK, part="buffer"):
 
 
 class NoLossTokens(Cause, kind=WORK, part="worker"):
+    text = "groups with a token that bears loss: {groups} of batch {batch} had none and were dropped ({dropped})"
     batch: int
     groups: int
     dropped: Mapping[str, int]
-
-    def words(self) -> str:
-        dropped = f"{self.groups} of batch {self.batch} had none and were dropped ({ledger(self.dropped)})"
-        return f"groups with a token that bears loss: {dropped}"
 
 
 class CohortSkipped(Cause, kind=WORK, part="buffer"):
@@ -526,17 +521,12 @@ class GroupsLate(Cause, kind=WORK, part="worker"):
 
 
 class PayloadServersAway(Cause, kind=END, subject="servers"):
+    text = "payload servers to answer: {servers}[ ({error})][; {groups} groups are held back]"
     action = "start them again, or give one up with `penstock payloads lose NAME`"
     servers: tuple[str, ...]
     #: Groups that are held back for them.
     groups: int = 0
     error: str = ""
-
-    def words(self) -> str:
-        held = f"; {self.groups} groups are held back" if self.groups else ""
-        return (
-            f"payload servers to answer: {_listed(self.servers)}{_quoted(self.error, ' (')}{self.error and ')'}{held}"
-        )
 
     def _format(self, template: str) -> str:
         return super()._format(template).replace("NAME", next(iter(self.servers), "NAME"))
@@ -600,6 +590,7 @@ class DataExhausted(Cause, kind=END, part="producer"):
 
 
 class JobsFailing(Cause, kind=END, part="producer", subject="code"):
+    text = "a correction of the run's code or data: {why}"
     action = "correct the code of the run, or its data, and start the producer again"
     #: Dataset and reward.
     code: str
@@ -616,10 +607,7 @@ class JobsFailing(Cause, kind=END, part="producer", subject="code"):
         why = f"all {last} were refused before generation"
         if self.failed:
             why = f"{self.failed} {last} failed because of it, and reward.max_died_share is {self.max_share:g}"
-        return f"{why}{_quoted(self.error)}"
-
-    def words(self) -> str:
-        return f"a correction of the run's code or data: {self.why}"
+        return f"{why}{self._format('[; last error: {error}]')}"
 
 
 # Workers and their engines.
@@ -643,6 +631,7 @@ _PHASES = {
 
 
 class EngineStarting(Cause, kind=WORK, part="worker", about=About.ENGINE_DOWN):
+    text = "its engine to start[: {progress}]"
     #: By its log; '': not known.
     phase: Literal["imports", "processes", "weights", "kv_cache", "cuda_graphs", "setup", "port", ""] = ""
     #: Progress of the phase; 100: not known, or done.
@@ -654,48 +643,38 @@ class EngineStarting(Cause, kind=WORK, part="worker", about=About.ENGINE_DOWN):
         text = _PHASES.get(self.phase, "")
         return f"{text} ({self.percent} %)" if text and self.percent < 100 else text
 
-    def words(self) -> str:
-        return f"its engine to start{self.progress and f': {self.progress}'}"
-
 
 class EngineRestarting(Cause, kind=WORK, part="worker", about=About.ENGINE_DOWN):
+    text = "its engine to be restarted[; last error: {error}]"
     error: str = ""
-
-    def words(self) -> str:
-        return f"its engine to be restarted{_quoted(self.error)}"
 
 
 class EngineCrashLoop(Cause, kind=END, part="worker", about=About.ENGINE_DOWN):
+    text = (
+        "its engine, which is in a crash loop: it failed {failures} times in {window_s:g} s and is retried every "
+        "{retry_s:g} s[; last error: {error}]"
+    )
     action = "see the engine's log"
     error: str
     failures: int
     window_s: float
     retry_s: float
 
-    def words(self) -> str:
-        how = f"failed {self.failures} times in {self.window_s:g} s and is retried every {self.retry_s:g} s"
-        return f"its engine, which is in a crash loop: it {how}{_quoted(self.error)}"
-
 
 class EngineAway(Cause, kind=END, part="worker", subject="url"):
+    text = "the engine at {url} to answer again[; last error: {error}]"
     action = "start it again, or correct engine.url"
     url: str
     error: str
 
-    def words(self) -> str:
-        return f"the engine at {self.url} to answer again{_quoted(self.error)}"
-
 
 class EngineSilent(Cause, kind=END, part="worker", subject="sample", about=About.HANG):
+    text = "the engine, which has sent nothing for sample {sample}[, and {more} more,] for {seconds:.0f} s"
     action = "see the engine's log; after engine.request_timeout_s the request is given up"
     sample: str
     seconds: float
     #: Other requests that hang.
     more: int = 0
-
-    def words(self) -> str:
-        more = f", and {self.more} more," if self.more else ""
-        return f"the engine, which has sent nothing for sample {self.sample}{more} for {self.seconds:.0f} s"
 
 
 class EventLoopStuck(Cause, kind=END, part="worker", about=About.HANG):
@@ -845,35 +824,29 @@ class MemoryOffloaded(Cause, kind=END, part="trainer"):
     by: str = ""
 
     def words(self) -> str:
-        return f"{_listed(self.tags) or 'the engine memory'} to be onloaded{self.by and f' by {self.by}'}"
+        return f"{', '.join(self.tags) or 'the engine memory'} to be onloaded{self.by and f' by {self.by}'}"
 
 
 class ServiceCalled(Cause, kind=WORK, part="worker", subject="service url"):
     """An answer of a service, such as a judge or a teacher."""
 
+    text = "an answer of {service} at {url}[, and {more} more][; last error: {error}]"
     service: str
     url: str
     #: Other calls that are open.
     more: int = 0
     error: str = ""
 
-    def words(self) -> str:
-        more = f", and {self.more} more" if self.more else ""
-        return f"an answer of {self.service} at {self.url}{more}{_quoted(self.error)}"
-
 
 class AgentAwaited(Cause, kind=END, part="worker", subject="sample"):
     """An agent that opens an episode."""
 
+    text = "an agent, for sample {sample}[ and {more} more]"
     action = "start agents that open episodes at `penstock serve`, or see why they do not"
     sample: str
     #: Other episodes without an agent.
     more: int = 0
     error: str = ""
-
-    def words(self) -> str:
-        more = f" and {self.more} more" if self.more else ""
-        return f"an agent, for sample {self.sample}{more}"
 
 
 #: Methods of an environment.
@@ -889,6 +862,7 @@ _CODE = {
 class CodeCalled(Cause, kind=WORK, part="worker", subject="code function scope item"):
     """The user's code, or a reward."""
 
+    text = "{call} of {scope} {item}[, and {more} more][; last error: {error}]"
     code: Literal["reward", "hook", EnvironmentCall]
     #: Name of the reward, hook or environment.
     function: str
@@ -907,11 +881,11 @@ class CodeCalled(Cause, kind=WORK, part="worker", subject="code function scope i
     @property
     def label(self) -> str:
         """Return the sample or group and the code that is called, as errors begin with them."""
-        return f"{self.scope} {self.item}: {self._format(_CODE[self.code])}"
+        return f"{self.scope} {self.item}: {self.call}"
 
-    def words(self) -> str:
-        more = f", and {self.more} more" if self.more else ""
-        return f"{self._format(_CODE[self.code])} of {self.scope} {self.item}{more}{_quoted(self.error)}"
+    @property
+    def call(self) -> str:
+        return self._format(_CODE[self.code])
 
 
 class NoVerifiers(Cause, kind=END, part="worker"):
@@ -940,12 +914,10 @@ class NoChecks(Cause, kind=EDGE, part="worker"):
 
 
 class RedisFull(Cause, kind=END, part="redis"):
+    text = "room in Redis[ (for {verb!r})]"
     action = "raise its maxmemory, add payload servers or let trainers catch up"
     #: The command that had no room; '': any.
     verb: str = ""
-
-    def words(self) -> str:
-        return f"room in Redis{self.verb and f' (for {self.verb!r})'}"
 
 
 class RedisDiskFull(Cause, kind=END, part="redis"):
@@ -967,7 +939,7 @@ class RedisKeysLost(Cause, kind=END, part="redis"):
     def lost(self) -> str:
         """Name the keys and jobs."""
         jobs = (f"{self.jobs} of {self.admitted} admitted jobs",) if self.jobs else ()
-        return _listed((*self.keys, *jobs))
+        return ", ".join((*self.keys, *jobs))
 
     def words(self) -> str:
         return f"what Redis lost: {self.lost or self.error}"
@@ -1006,13 +978,10 @@ class LeaseHeld(Cause, kind=WORK, subject="of"):
 
 
 class PartSilent(Cause, kind=END):
+    text = "a restart: it has been silent since then, killed or frozen[ (pid {pid} on {host})]"
     action = "start it again"
     pid: int = 0
     host: str = ""
-
-    def words(self) -> str:
-        where = f" (pid {self.pid} on {self.host})" if self.host else ""
-        return f"a restart: it has been silent since then, killed or frozen{where}"
 
 
 class NoPart(Cause, kind=END, named_by="component"):
@@ -1038,11 +1007,9 @@ class PartGone(Cause, kind=END, named_by="component"):
 
 
 class NoTrainer(Cause, kind=END, part="trainer", named_by="subscription"):
+    text = "no trainer[ of subscription {subscription}] has joined yet"
     action = "start one"
     subscription: str = ""
-
-    def words(self) -> str:
-        return f"no trainer{self.subscription and f' of subscription {self.subscription}'} has joined yet"
 
 
 class TrainerGone(Cause, kind=END, part="trainer", named_by="subscription"):
@@ -1055,7 +1022,7 @@ class TrainerGone(Cause, kind=END, part="trainer", named_by="subscription"):
     def words(self) -> str:
         if self.only_evaluates:
             return "no trainer reads evaluations"
-        return f"trainer {self.subscription} is gone{_last_step(self.idle_s)}"
+        return self._format("trainer {subscription} is gone[; its last step was {idle_s:.0f} s ago]")
 
 
 class LanePaused(Cause, kind=END, part="queue"):
@@ -1071,13 +1038,11 @@ class LanePaused(Cause, kind=END, part="queue"):
 
 
 class WorkerSick(Cause, kind=END, part="worker", named_by="worker"):
+    text = "worker {worker} is in the state {state}[: {error}]"
     action = "see its log"
     worker: str
     state: str
     error: str = ""
-
-    def words(self) -> str:
-        return f"worker {self.worker} is in the state {self.state}{_quoted(self.error, ': ')}"
 
 
 class CrashSuspects(Cause, kind=END, part="worker"):
@@ -1092,20 +1057,16 @@ class JobsDelayed(Cause, kind=WORK, part="queue"):
 
 
 class Working(Cause, kind=WORK, named_by="component"):
+    text = (
+        "{component}[ {who}] is at work[: {samples} samples are being generated][; its last step was {idle_s:.0f} "
+        "s ago]"
+    )
     component: str
     who: str = ""
     #: Samples that are being generated.
     samples: int = 0
     #: Seconds since its last step.
     idle_s: float | None = None
-
-    def words(self) -> str:
-        samples = f": {self.samples} samples are being generated" if self.samples else ""
-        return f"{self.component}{self.who and f' {self.who}'} is at work{samples}{_last_step(self.idle_s)}"
-
-
-def _last_step(idle_s: float | None) -> str:
-    return "" if idle_s is None else f"; its last step was {idle_s:.0f} s ago"
 
 
 class Circle(Cause, kind=END):
