@@ -2,9 +2,8 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,50 @@ from penstock.config.reading.dataset_path import parse_path
 from penstock.config.reading.hub import fetch_dataset
 from penstock.errors import ConfigError
 from penstock.producer.sources.arrow_rows import ArrowRows, check_whole
-from penstock.producer.sources.hub_files import by_row, files_of, is_saved, one_split, without_torch
 from penstock.producer.sources.rows import Rows
-from penstock.producer.sources.stream import Reader, Stream
+from penstock.producer.sources.stream import Open, Stream
 from penstock.system.extras import check_installed
 from penstock.text import format_exc
 
 #: Bytes at either end of a file that its digest covers.
 _LOOKED_AT = 1 << 16
+
+
+#: Files of which save_to_disk writes one.
+_SAVED = ("state.json", "dataset_dict.json")
+
+
+def _is_saved(name: str) -> bool:
+    """Return whether it is a folder that save_to_disk wrote."""
+    return any(Path(name, file).is_file() for file in _SAVED)
+
+
+def _one_split(found: Any, config: DatasetConfig) -> Any:
+    """Return the dataset of the configured split, or of the only one."""
+    import datasets
+
+    if not isinstance(found, datasets.DatasetDict | datasets.IterableDatasetDict):
+        return found
+    splits = sorted(map(str, found))
+    split = splits[0] if config.split is None and len(splits) == 1 else config.split
+    if split not in splits:
+        raise ConfigError(
+            f"dataset {config.name}: it has the splits {', '.join(splits)}, and its split is {split}: name one."
+        )
+    return found[split]
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Make the library skip its support for torch's loaders, whose import takes seconds and hundreds of MB."""
+    import datasets
+
+    before = datasets.config.TORCH_AVAILABLE
+    datasets.config.TORCH_AVAILABLE = False
+    try:
+        yield
+    finally:
+        datasets.config.TORCH_AVAILABLE = before
 
 
 def open_stream(name: str, config: DatasetConfig) -> Stream:
@@ -37,7 +72,7 @@ def open_stream(name: str, config: DatasetConfig) -> Stream:
     """
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
     try:
-        reader, files = _saved(name, config) if is_saved(name) else _built(name, config)
+        opened, files = _saved(name, config) if _is_saved(name) else _built(name, config)
         here = [file for file in files if os.path.isfile(file)]
         digest, stamps = _stream_digest(files, Path(name)), _stamps(here)
     except ConfigError:
@@ -52,39 +87,38 @@ def open_stream(name: str, config: DatasetConfig) -> Stream:
         return _stamps(here) == stamps
 
     _, first, _ = parse_path(config.path)
-    return Stream(reader, config, digest, is_same, first, STREAM_WINDOW)
+    return Stream(opened, config, digest, is_same, first, STREAM_WINDOW)
 
 
-def _saved(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:
-    """Open a folder of save_to_disk, mapped into memory; return its reader and files."""
+def _saved(name: str, config: DatasetConfig) -> tuple[Open, list[str]]:
+    """Open a folder of save_to_disk, mapped into memory; return how it is read, and its files."""
     import datasets
 
-    found = one_split(datasets.load_from_disk(name), config)
+    found = _one_split(datasets.load_from_disk(name), config)
     table = found.data.table
 
     def opened(first: int, num_rows: int) -> Iterator[Any]:
         return (table.slice(at, num_rows) for at in range(first, table.num_rows, num_rows))
 
-    return Reader(opened, ArrowRows), [file["filename"] for file in found.cache_files]
+    return opened, [file["filename"] for file in found.cache_files]
 
 
-def _built(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:
-    """Open a folder of files, or a name, by the library; return its reader, and these files or their addresses."""
+def _built(name: str, config: DatasetConfig) -> tuple[Open, list[str]]:
+    """Open a folder of files, or a name, by the library; return how it is read, and these files or their
+    addresses."""
     import datasets
 
     builder = datasets.load_dataset_builder(name)
-    if (found_by_row := by_row(builder, config)) is not None:
-        return found_by_row
-    with without_torch():
-        found = one_split(builder.as_streaming_dataset(), config).with_format("arrow")
-    splits = files_of(builder)
+    with _without_torch():
+        found = _one_split(builder.as_streaming_dataset(), config).with_format("arrow")
+    splits = {str(split): list(map(str, files)) for split, files in (builder.config.data_files or {}).items()}
 
     def opened(first: int, num_rows: int) -> Iterator[Any]:
-        with without_torch():
+        with _without_torch():
             rest = found.skip(first) if first else found
         return iter(rest.iter(batch_size=num_rows))
 
-    return Reader(opened, ArrowRows), splits[config.split or next(iter(splits))]
+    return opened, splits[config.split or next(iter(splits))]
 
 
 def _stream_digest(files: Iterable[str], folder: Path) -> str:
@@ -107,10 +141,6 @@ def _stamps(files: Iterable[str]) -> list[tuple[int, int, int]]:
     return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in map(os.stat, files)]
 
 
-#: Rows per batch of an Arrow file.
-_BATCH = 16384
-
-
 def open_hub(name: str, config: DatasetConfig) -> Rows:
     """Open a folder or a name. Blocks for reading its bytes twice; a name that is not a local folder is downloaded.
 
@@ -123,63 +153,16 @@ def open_hub(name: str, config: DatasetConfig) -> Rows:
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
     if not Path(name).is_dir():
         name = fetch_dataset(name, f"dataset {config.name}")
-    try:
-        table = one_split(_load(name, config), config).data.table
-    except ConfigError as exc:
-        rows = None if _is_of_the_machine(exc) or is_saved(name) else _by_row(name, config)
-        if rows is None:
-            raise
-        return rows
+    table = _one_split(_load(name, config), config).data.table
     _check_whole(table, name, config)
     return ArrowRows(table, config, _digest(table))
-
-
-def _by_row(name: str, config: DatasetConfig) -> Rows | None:
-    """Open local files row by row that the library refuses as a whole; None if that is not possible.
-
-    Blocks for writing them to an unnamed temporary file.
-    """
-    import datasets
-    import pyarrow
-
-    try:
-        builder = datasets.load_dataset_builder(name)
-    except Exception:  # the library has reported its error before
-        return None
-    if (found := by_row(builder, config)) is None or not all(map(os.path.isfile, found[1])):
-        return None
-    reader, _ = found
-    try:
-        with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".arrow") as spooled:
-            tables = reader.opened(0, _BATCH)
-            first = next(tables)
-            with pyarrow.ipc.new_stream(spooled.name, first.schema) as writer:
-                for table in chain([first], tables):
-                    writer.write_table(table)
-            # The mapping stays valid when the name is deleted.
-            table = pyarrow.ipc.open_stream(pyarrow.memory_map(spooled.name)).read_all()
-            _check_whole(table, name, config)
-    except StopIteration:
-        return None
-    except (OSError, ValueError, pyarrow.ArrowException) as exc:
-        raise ConfigError(
-            f"dataset {config.name}: files of {name} are unpacked into {tempfile.gettempdir()}, which failed "
-            f"({format_exc(exc)}): correct them, or make room there."
-        ) from exc
-    return reader.rows(table, config, _digest(table), 0)
-
-
-def _is_of_the_machine(exc: BaseException) -> bool:
-    """Return whether an error comes from a disk or a network: without it the library might read the same rows."""
-    cause = exc.__cause__
-    return cause is not None and (isinstance(cause, OSError) or _is_of_the_machine(cause))
 
 
 def _load(name: str, config: DatasetConfig) -> Any:
     import datasets
 
     try:
-        if is_saved(name):
+        if _is_saved(name):
             return datasets.load_from_disk(name)
         return datasets.load_dataset(name, split=config.split)
     except Exception as exc:  # the library raises what its files and its network do

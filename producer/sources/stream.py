@@ -6,26 +6,16 @@ of rows is known when the end was reached.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
-from penstock.producer.sources.arrow_rows import check_whole
+from penstock.producer.sources.arrow_rows import ArrowRows, check_whole
 from penstock.producer.sources.rows import Rows
 from penstock.text import format_exc
 
 #: (rows to skip, rows per table) -> the tables after them, all but the last with that many rows. Blocks.
 Open: TypeAlias = Callable[[int, int], Iterator[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Reads a dataset."""
-
-    opened: Open
-    #: (table, dataset, digest of the source, number of the table's first row) -> its rows.
-    rows: Callable[[Any, DatasetConfig, str, int], Rows]
 
 
 #: Most windows that are cached: offers that are repeated while the gate is closed may span the end of one.
@@ -39,7 +29,7 @@ class Stream:
     rows before it.
 
     Args:
-        reader: reads the source from a row on.
+        opened: reads the source from a row on.
         digest: identifies the source.
         is_same: whether its files are still those of the digest.
         first: first row of the first window.
@@ -49,9 +39,9 @@ class Stream:
     num_bytes = 0
 
     def __init__(
-        self, reader: Reader, config: DatasetConfig, digest: str, is_same: Callable[[], bool], first: int, window: int
+        self, opened: Open, config: DatasetConfig, digest: str, is_same: Callable[[], bool], first: int, window: int
     ) -> None:
-        self._open, self._rows = reader.opened, reader.rows
+        self._open = opened
         self._config, self._digest, self._is_same = config, digest, is_same
         self._first, self.window = first, window
         #: Number of rows; None: the end is not known yet.
@@ -102,7 +92,7 @@ class Stream:
             self._kept.move_to_end(number)
             return found
         first = self._first + number * self.window
-        rows = self._rows(self._read(number, first), self._config, self._digest, first)
+        rows = ArrowRows(self._read(number, first), self._config, self._digest, first)
         if len(rows) < self.window and self.num_rows is None:
             is_the_end = len(rows) > 0 or number - 1 in self._kept
             self.num_rows = first + len(rows) if is_the_end else self._count()

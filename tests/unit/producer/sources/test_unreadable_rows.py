@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.config import DatasetConfig
-from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
 from penstock.producer.mixture import mixture_of
 from penstock.producer.offers import Offers
@@ -36,15 +35,6 @@ def lines(folder: Path, name: str, text: bytes = b"\n".join(LINES) + b"\n") -> P
     return path
 
 
-def shards(folder: Path, suffix: str = ".jsonl") -> Path:
-    """In two files, the bad ones in both."""
-    data = folder / "data"
-    data.mkdir()
-    for number, some in enumerate((LINES[:4], LINES[4:])):
-        lines(data, f"train-{number}{suffix}", b"\n".join(some) + b"\n")
-    return data
-
-
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -58,9 +48,6 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 SOURCES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "a file": lambda folder: {"path": str(lines(folder, "d.jsonl"))},
     "a compressed file": lambda folder: {"path": str(lines(folder, "d.jsonl.gz"))},
-    "a folder": lambda folder: {"path": f"hf:{shards(folder)}"},
-    "a stream": lambda folder: {"path": f"hf:{shards(folder)}", "streaming": True},
-    "a compressed stream": lambda folder: {"path": f"hf:{shards(folder, '.jsonl.gz')}", "streaming": True},
 }
 
 
@@ -81,48 +68,6 @@ def test_lines_that_cannot_be_read_are_passed_over_in_their_places(tmp_path: Pat
     for at, says in zip((1, 3, 4), SAYS, strict=True):
         with pytest.raises(BadLine, match=says):
             strict.take(at)
-
-
-def test_a_stream_has_the_rows_that_the_library_reads(tmp_path: Path) -> None:
-    """Blank lines are none, a mark of byte order harms nothing, and what a row lacks is null."""
-    text = b'\xef\xbb\xbf{"prompt": "a", "label": "0", "given": "x"}\r\n\n  \t\n{"prompt": "b", "label": "1"}'
-    lines(tmp_path, "train-0.jsonl", text)
-    keys = {"name": "d", "path": f"hf:{tmp_path}", "answer_key": "given", "shuffle": False}
-    found = [Dataset(DatasetConfig(**keys, streaming=streaming)) for streaming in (False, True)]
-    for dataset in found:
-        offered(dataset, 3)
-        assert [(one.text, one.label, one.answers) for one in dataset] == [("a", "0", ["x"]), ("b", "1", [])]
-
-
-def parquet(folder: Path) -> Path:
-    """Three files: the second has prompts that are no text and a number that is, the third lacks the labels."""
-    pa = module("pyarrow")
-    data = folder / "data"
-    data.mkdir()
-    message = pa.array([[{"role": "user"}], None], pa.list_(pa.struct([("role", pa.string())])))
-    for number, columns in enumerate(
-        (
-            {"prompt": ["p0", "p1"], "label": ["0", "1"]},
-            {"prompt": message, "label": ["2", "3"]},
-            {"prompt": ["p4"]},
-            {"prompt": ["p5"], "label": pa.array([5])},
-        )
-    ):
-        pa.parquet.write_table(pa.table(columns), data / f"train-{number}.parquet")
-    return data
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_rows_of_parquet_of_another_type_are_passed_over_in_their_places(tmp_path: Path, streaming: bool) -> None:
-    module("pyarrow.parquet")
-    keys = {"name": "d", "path": f"hf:{parquet(tmp_path)}", "shuffle": False, "streaming": streaming}
-    made = Dataset(DatasetConfig(**keys, on_bad_line="skip"))
-    assert offered(made, 7) == ["d/0/0", "d/0/1", "-", "-", "-", "d/0/5", "d/1/0"]
-    assert [one.label for one in made] == ["0", "1", "5"]
-    assert "line 3: its 'prompt' is list<" in str(made.take(2))
-    assert "line 5: its file has 0 columns 'label'" in str(made.take(4))
-    with pytest.raises(ConfigError, match="dataset d"):
-        [Dataset(DatasetConfig(**keys)).take(at) for at in range(3)]
 
 
 def broken_text() -> Any:
