@@ -10,7 +10,7 @@ Every decision is checked again by the verb that executes it, in one instant wit
 
 import math
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.buffer import limits
@@ -263,11 +263,7 @@ def _take(view: View, order: Iterator[Group], size: int | None = None) -> list[G
         if view.pool.samples > MAX_BATCH_SAMPLES:
             raise TooLarge
         return []
-    try:
-        return take(order, unit=definition.unit, size=size, multiple=definition.multiple)
-    finally:
-        if isinstance(order, Generator):
-            order.close()  # a pool may have set items aside for it
+    return take(order, unit=definition.unit, size=size, multiple=definition.multiple)
 
 
 def _rejects_to_keep(view: View, in_flight: InFlight) -> list[Group]:

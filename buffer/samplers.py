@@ -1,97 +1,17 @@
 """Samplers: the order in which a batch takes a subscription's unused groups.
 
-Every pool adds, removes and takes the first k in a time that does not grow with its size (prioritized: with the
-logarithm). ``order(n, floor)`` is a pure function of the pool's content, its order of arrival, the seed, the number of
-the batch and the oldest version that it may hold; redelivery reads the stored manifest, without a pool.
+Every pool adds and removes in a time that does not grow with its size; orders by priority and by difficulty sort it for
+each batch (about 20 ms for 10,000 groups). ``order(n, floor)`` is a pure function of the pool's content, its order of
+arrival, the seed, the number of the batch and the oldest version that it may hold; redelivery reads the stored
+manifest, without a pool.
 """
 
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
-from random import Random
-from typing import Generic, TypeVar
 
 from penstock.buffer.group import Group
 from penstock.config.staleness import Sampler
-
-T = TypeVar("T")
-
-
-class SumTree(Generic[T]):
-    """Items with weights > 0 in the leaves of a binary tree; every node holds the sum below it.
-
-    Sums are recomputed on the way up, never adjusted, so that rounding errors do not accumulate.
-    """
-
-    def __init__(self) -> None:
-        self._capacity = 1
-        #: Node i has the children 2 i and 2 i + 1; leaves begin at ``_capacity``.
-        self._sums = [0.0, 0.0]
-        self._items: list[T | None] = [None]
-        self._slots: dict[str, int] = {}
-        self._free = [0]
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def add(self, key: str, item: T, weight: float) -> None:
-        """Add an item under a new key."""
-        if not self._free:
-            self._grow()
-        slot = self._free.pop()
-        self._slots[key] = slot
-        self._items[slot] = item
-        self._set(slot, weight)
-
-    def remove(self, key: str) -> None:
-        """Remove the item of an existing key."""
-        slot = self._slots.pop(key)
-        self._items[slot] = None
-        self._free.append(slot)
-        self._set(slot, 0.0)
-
-    def draw(self, rng: Random) -> Iterator[T]:
-        """Yield items, each with its share of the remaining weight. The tree is complete again when the
-        iterator is closed or exhausted, and must not change before."""
-        drawn: list[tuple[int, float]] = []
-        try:
-            while len(drawn) < len(self._slots):
-                slot = self._find(rng.random() * self._sums[1])
-                drawn.append((slot, self._sums[self._capacity + slot]))
-                self._set(slot, 0.0)
-                item = self._items[slot]
-                assert item is not None
-                yield item
-        finally:
-            for slot, weight in drawn:
-                self._set(slot, weight)
-
-    def _find(self, mark: float) -> int:
-        node = 1
-        while node < self._capacity:
-            node *= 2
-            # Rounding must not lead into a subtree that is empty.
-            if (mark >= self._sums[node] and self._sums[node + 1] > 0) or self._sums[node] <= 0:
-                mark -= self._sums[node]
-                node += 1
-        return node - self._capacity
-
-    def _set(self, slot: int, weight: float) -> None:
-        node = self._capacity + slot
-        self._sums[node] = weight
-        while node > 1:
-            node //= 2
-            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
-
-    def _grow(self) -> None:
-        old, leaves = self._capacity, self._sums[self._capacity :]
-        self._capacity *= 2
-        self._sums = [0.0] * self._capacity + leaves + [0.0] * old
-        for node in range(self._capacity - 1, 0, -1):
-            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
-        self._items += [None] * old
-        self._free = list(range(self._capacity - 1, old - 1, -1))
-
 
 #: Weight of a group whose priority is 0 or less: last, but not never.
 LEAST_WEIGHT = 1e-9
@@ -181,34 +101,14 @@ class UniformPool(Pool):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._seed = seed
-        self._list: list[Group] = []
-        self._at: dict[str, int] = {}
-
-    def add(self, group: Group) -> None:
-        if group not in self:
-            self._at[group.job] = len(self._list)
-            self._list.append(group)
-        super().add(group)
-
-    def discard(self, group: Group) -> None:
-        super().discard(group)
-        place = self._at.pop(group.job, None)
-        if place is None:
-            return
-        last = self._list.pop()
-        if last.job != group.job:
-            self._list[place] = last
-            self._at[last.job] = place
 
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
-        # Fisher-Yates that stores only what it has swapped.
-        rng = random.Random(f"{self._seed}/{n}")
-        swapped: dict[int, int] = {}
-        size = len(self._list)
-        for i in range(size):
-            j = rng.randrange(i, size)
-            yield self._list[swapped.get(j, j)]
-            swapped[j] = swapped.get(i, i)
+        # Fisher-Yates, as far as groups are taken.
+        rng, groups = random.Random(f"{self._seed}/{n}"), list(self)
+        for i in range(len(groups)):
+            j = rng.randrange(i, len(groups))
+            groups[i], groups[j] = groups[j], groups[i]
+            yield groups[i]
 
 
 class PriorityPool(Pool):
@@ -217,17 +117,6 @@ class PriorityPool(Pool):
     def __init__(self, seed: int, field: str, exponent: float) -> None:
         super().__init__()
         self._seed, self._field, self._exponent = seed, field, exponent
-        self._tree: SumTree[Group] = SumTree()
-
-    def add(self, group: Group) -> None:
-        if group not in self:
-            self._tree.add(group.job, group, self._weight(group))
-        super().add(group)
-
-    def discard(self, group: Group) -> None:
-        if group in self:
-            self._tree.remove(group.job)
-        super().discard(group)
 
     def _weight(self, group: Group) -> float:
         priority = group.priority.get(self._field, 0.0)
@@ -235,11 +124,13 @@ class PriorityPool(Pool):
             weight = priority**self._exponent if priority > 0 else 0.0
         except OverflowError:
             weight = 1e300
-        # Sums of a million of them stay finite.
         return min(max(weight, LEAST_WEIGHT), 1e300)
 
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
-        return self._tree.draw(random.Random(f"{self._seed}/{n}"))
+        # Each is the earliest of exponential times, with its weight as rate, with its share of the weights left.
+        rng = random.Random(f"{self._seed}/{n}")
+        times = [(rng.expovariate(self._weight(group)), place, group) for place, group in enumerate(self)]
+        return (group for _, _, group in sorted(times))
 
 
 class DifficultyPool(Pool):
@@ -247,28 +138,12 @@ class DifficultyPool(Pool):
     all answers are right, or none is. Before these come the groups that the next version could not train any more, the
     oldest first, so that no group waits until it is stale."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        #: By distance from one half, in the order of arrival.
-        self._by_distance: dict[int, OrderedDict[str, Group]] = {}
-
-    def add(self, group: Group) -> None:
-        if group not in self:
-            self._by_distance.setdefault(_distance(group), OrderedDict())[group.job] = group
-        super().add(group)
-
-    def discard(self, group: Group) -> None:
-        if group in self:
-            del self._by_distance[_distance(group)][group.job]
-        super().discard(group)
-
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
         for group in self.by_version():
             if group.oldest > floor:
                 break
             yield group
-        for distance in sorted(self._by_distance):
-            yield from (group for group in self._by_distance[distance].values() if group.oldest > floor)
+        yield from sorted((group for group in self if group.oldest > floor), key=_distance)
 
 
 def _distance(group: Group) -> int:

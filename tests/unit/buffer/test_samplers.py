@@ -1,7 +1,6 @@
 """Pools and spent lots against plain lists that do the same slowly."""
 
 from collections import Counter
-from collections.abc import Generator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -92,18 +91,6 @@ def test_uniform_and_prioritized_draw_as_often_as_they_should() -> None:
     assert abs(squared["d/0/3"] - 1600) < 120
     flat = firsts("prioritized", 4000, exponent=0.0)
     assert all(abs(flat[f"d/0/{i}"] - 4000 / 3) < 200 for i in (1, 2, 3))
-
-
-def test_a_prioritized_pool_is_whole_again_after_an_order_that_was_not_used_up() -> None:
-    pool = make_pool("prioritized")
-    for place in range(20):
-        pool.add(group(place, priority={"reward": float(place)}))
-    order = pool.order(1)
-    assert isinstance(order, Generator)
-    first = [next(order).job for _ in range(5)]
-    order.close()
-    assert [one.job for one in islice(pool.order(1), 5)] == first
-    assert len(list(pool.order(2))) == 20
 
 
 RECORDS = [
