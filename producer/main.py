@@ -39,7 +39,7 @@ from penstock.model.tokenizer import read_tokenizer
 from penstock.names import Lane
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import HeldOut, check_overlap, is_small
-from penstock.producer.mixture import Mixture, Weighted, mixture_of
+from penstock.producer.mixture import Mixture, mixture_of
 from penstock.producer.offers import CHUNK, Evaluations, Offer, Offers, chunk, record_of
 from penstock.producer.prompt import Template
 from penstock.protocol import scripts, user_failures
@@ -103,8 +103,6 @@ class ProducerCollector(Collector):
         yield WAITED.of(tally.waited_s)
 
 
-#: Prefix of fingerprints of content; the first ones were of rendered prompts, without a prefix.
-_OF_CONTENT = "2:"
 #: Keys of a dataset that affect its prompts, or their positions, besides those that every dataset has.
 _SHAPING = (
     "chat_template_kwargs",
@@ -123,49 +121,19 @@ def fingerprint(source: Mixture, held_out: Sequence[Dataset] = ()) -> str:
 
     It covers the bytes of the sources, and the keys that affect prompts; no prompt is rendered.
     """
-    held = [_of(dataset) for dataset in held_out]
-    trained = [_of(dataset) for dataset in source.datasets]
-    for dataset, of in zip(source.datasets, trained, strict=True):
-        if source.shuffles(dataset) != source.shuffle:
-            # Only added if the orders differ, so that fingerprints of older runs stay valid.
-            of.append("in its own order")
-    shape = [source.seed, source.shuffle, trained, held]
+    trained = [[*_of(dataset), source.shuffles(dataset)] for dataset in source.datasets]
+    shape = [source.seed, trained, [_of(dataset) for dataset in held_out]]
     # YAML has dates, JSON does not.
     text = json.dumps(shape, sort_keys=True, default=str)
-    return _OF_CONTENT + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _of(dataset: Dataset) -> list[Any]:
     config = dataset.config
     keys = [config.name, config.input_key, config.answer_key, config.apply_chat_template]
     template = dataset.template.digest if dataset.template is not None and config.apply_chat_template else None
-    # Only given keys: a new key of a release must not change runs that do not use it.
-    given = {key: value for key in _SHAPING if (value := getattr(config, key))}
-    return [*keys, template, dataset.first, dataset.last, dataset.rows.digest(), given]
-
-
-def is_of_content(found: str) -> bool:
-    """Return whether a fingerprint is one of :func:`fingerprint`, not of :func:`fingerprint_of_prompts`."""
-    return found.startswith(_OF_CONTENT)
-
-
-def fingerprint_of_prompts(source: Mixture, held_out: Sequence[Dataset] = ()) -> str:
-    """Compute the fingerprint of runs begun when every prompt was rendered at the start. Blocks for rendering each.
-
-    Raises:
-        BadLine: a row has no prompt; such runs have none.
-    """
-    digest = hashlib.blake2b(digest_size=12)
-    if isinstance(source, Weighted):
-        digest.update(b"weights")  # such runs have none
-    digest.update(json.dumps([source.seed, source.shuffle, len(source.datasets)]).encode())
-    for dataset in (*source.datasets, *held_out):
-        digest.update(f"{dataset.config.name}\0{len(dataset)}\0".encode())
-        for prompt in dataset:
-            digest.update(b"%d\0" % prompt.index + prompt.digest)
-            if prompt.answers:
-                digest.update(json.dumps(prompt.answers).encode())
-    return digest.hexdigest()
+    shaping = [getattr(config, key) for key in _SHAPING]
+    return [*keys, template, dataset.first, dataset.last, dataset.rows.digest(), shaping]
 
 
 #: Longest sleep while the gate is closed.
@@ -368,11 +336,7 @@ class Producer:
     def _check_source(self) -> None:
         """Check that the prompts are those in which the position was counted."""
         mine = fingerprint(self.source, self._evals)
-        first = self._tell_lines(mine)
-        if not is_of_content(first) and self.source.num_lines is not None:
-            mine = fingerprint_of_prompts(self.source, self._evals)
-            first = self._tell_lines(mine)
-        if first != mine:
+        if self._tell_lines(mine) != mine:
             raise ConfigError(
                 f"Run {self._config.run!r} was started with other prompts (or another seed or order): its position "
                 "would mean other jobs. Bring the files back, or start a run with another name."

@@ -15,7 +15,7 @@ from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import HeldOut, check_overlap
-from penstock.producer.main import fingerprint, fingerprint_of_prompts, is_of_content
+from penstock.producer.main import fingerprint
 from penstock.producer.mixture import Mixture
 from penstock.producer.prompt import Template
 from penstock.producer.sources import jsonl
@@ -254,14 +254,6 @@ def test_a_fingerprint_renders_nothing_and_knows_the_template(tmp_path: Path) ->
     ]
     first, other, again = map(fingerprint, made)
     assert first == again != other
-    assert is_of_content(first)
-
-
-def test_the_fingerprint_of_runs_that_rendered_all_at_the_start_is_known(tmp_path: Path) -> None:
-    train, held_out = dataset(tmp_path, lines(4)), dataset(tmp_path, lines(2, "e"), "e")
-    found = fingerprint_of_prompts(Mixture([train], 1), [held_out])
-    assert found == "3a8583c079f1d66d7cde84c8"
-    assert not is_of_content(found)
 
 
 def test_lines_are_read_when_they_are_taken(tmp_path: Path) -> None:
