@@ -1,36 +1,4 @@
-"""Errors that penstock raises on purpose.
-
-PenstockError
-├── ConfigError            the user's configuration cannot work; says what to change (exit code 2)
-├── QueueUnavailable       Redis cannot be reached, or does not answer as it should
-│   ├── QueueRefused       Redis answers, and refuses us (password, rights) or is too old: waiting changes nothing
-│   └── QueueLost          Redis answers, and lost keys of the run; names them and how to recover
-├── QueueFull              Redis is near maxmemory; the caller keeps what it holds and tries again
-├── DiskFull               a file system has no room; the caller waits and tries again
-├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
-│   ├── LeaseLost          the group's lease token is another one
-│   ├── LeadershipLost     another buffer leads
-│   ├── RecordingLost      another recorder writes the history
-│   └── OwnershipLost      another trainer owns the subscription, or it was rewound
-├── ProtocolError          a step was asked for in a state that does not allow it
-│   └── RolesApart         a role has trained batches that the driving one gave up; ``batch`` is where that goes on
-├── EpisodeKeyInvalid      an API key is not that of an episode of this run
-├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
-├── EngineError            the engine refused, died, or answered what it may not
-│   ├── EngineRefused      the request can never be answered (too long, for instance); trying again does not help
-│   └── EngineDied         the engine process is gone or stopped answering
-│       └── MemberDied     one engine of several is gone; the others go on
-├── ScoreError             sequences that were to be scored cannot be; says why
-├── EnvironmentTimeout     a sample's environment did not answer in its time
-├── EnvironmentRaised      a sample's environment raised, or answered what is no Observation
-├── RewardError            a reward has no number; ``outcome`` names why
-│   └── JudgeError         a model that judges gave no answer
-├── FrozenModelError       a frozen model gave no log-probabilities of a sample
-├── HookError              a function of section ``hooks`` raised, or gave what it may not; ``outcome`` names why
-├── HistoryError           a file of a run's history cannot be used, or is none; names it
-├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
-└── WaitTimeout            a wait ran out of its time; ``count`` says how many had come, ``cause`` what was missing
-"""
+"""Errors that penstock raises on purpose."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -186,17 +154,21 @@ class EnvironmentRaised(PenstockError):
     """A sample's environment raised, tried to exit, or answered what is no Observation."""
 
 
-class RewardError(PenstockError):
-    """A reward could not be computed.
+class UserCodeError(PenstockError):
+    """Code of the user's gave no result, or one that it may not give.
 
     Args:
-        outcome: the ``JobFailure`` that it is to its job: ``reward_raised``, ``reward_timeout``, ...
-        message: what happened, with the sample's id.
+        outcome: the ``JobFailure`` that it is to its job: ``reward_raised``, ``hook_timeout``, ...
+        message: what happened, with the sample's id or the name of the function.
     """
 
     def __init__(self, outcome: str, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+class RewardError(UserCodeError):
+    """A reward could not be computed."""
 
 
 class JudgeError(RewardError):
@@ -207,17 +179,8 @@ class FrozenModelError(PenstockError):
     """A frozen model that scores samples gave no log-probabilities of one within its tries. The text names both."""
 
 
-class HookError(PenstockError):
-    """A function that section ``hooks`` names raised, hung, or gave what it may not.
-
-    Args:
-        outcome: the ``JobFailure`` that it is to its job: ``hook_raised``, ``hook_timeout``, ...
-        message: what happened, with the name of the function.
-    """
-
-    def __init__(self, outcome: str, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
+class HookError(UserCodeError):
+    """A function that section ``hooks`` names raised, hung, or gave what it may not."""
 
 
 class HistoryError(PenstockError):

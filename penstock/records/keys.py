@@ -1,5 +1,6 @@
 """Names of every Redis key of a run. All share one hash slot: ``{RUN}`` is a Redis Cluster hash tag."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.names import check_name
@@ -9,6 +10,26 @@ CONTROL = "control"
 
 #: The one consumer group on every job stream.
 GROUP = "workers"
+
+
+class _Key:
+    """One key; it has the name of the attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: "Keys", owner: type) -> str:
+        return keys.of(self._name)
+
+
+class _KeyOf:
+    """A function that returns the key of one subscription, model, job, ...: ``ATTRIBUTE:NAME``."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: "Keys", owner: type) -> Callable[[str], str]:
+        return lambda name: keys.of(f"{self._name}:{name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,88 +48,99 @@ class Keys:
     def of(self, name: str) -> str:
         return self.prefix + name
 
-    @property
-    def schema(self) -> str:
-        return self.of("schema")
+    schema = _Key()
 
-    def jobs(self, lane: str) -> str:
-        return self.of(f"jobs:{lane}")
+    # These take a lane.
+    jobs = _KeyOf()
+    #: Queued jobs, in the order in which they are leased.
+    queued = _KeyOf()
+    unfinished = _KeyOf()
 
-    def queued(self, lane: str) -> str:
-        """Queued jobs of a lane, in the order in which they are leased."""
-        return self.of(f"queued:{lane}")
+    # These take a job, or a sample.
+    group = _KeyOf()
+    meta = _KeyOf()
+    partial = _KeyOf()
 
-    def group(self, job: str) -> str:
-        return self.of(f"group:{job}")
+    # These take a subscription.
+    batches = _KeyOf()
+    sub = _KeyOf()
+    owner = _KeyOf()
+    columns = _KeyOf()
+    columns_lost = _KeyOf()
+    agree = _KeyOf()
+    #: Orders of rank 0 to its other ranks during a publication.
+    orders = _KeyOf()
+    trained = _KeyOf()
 
-    def meta(self, job: str) -> str:
-        return self.of(f"meta:{job}")
+    # These take a model.
+    weights = _KeyOf()
+    #: Checkpoint folders completed after their version was announced.
+    whole = _KeyOf()
+    transfer = _KeyOf()
+    transfers = _KeyOf()
+    pins = _KeyOf()
+    loading = _KeyOf()
+    memory = _KeyOf()
+    trials = _KeyOf()
+    aside = _KeyOf()
+    steps = _KeyOf()
+
+    # These take a worker.
+    asker = _KeyOf()
+    verdicts = _KeyOf()
+
+    delayed = _Key()
+    dead = _Key()
+    ready = _Key()
+    inflight = _Key()
+    samples = _Key()
+    #: The ledger of tokens, by home lane and account.
+    tokens = _Key()
+    subs = _Key()
+    clock = _Key()
+    source = _Key()
+    leader = _Key()
+    epoch = _Key()
+    cohorts = _Key()
+    retiring = _Key()
+    #: Retiring groups that the recorder has not recorded yet.
+    unrecorded = _Key()
+    recorder = _Key()
+    history = _Key()
+    bodies = _Key()
+    gate = _Key()
+    paused = _Key()
+    paused_by = _Key()
+    workers = _Key()
+    #: Checks that workers are asked to run, and their results.
+    looks = _Key()
+    verifiers = _Key()
+    #: Name of the rq queue of checks; rq adds its own prefix.
+    checks = _Key()
+    fleet = _Key()
+    trainers = _Key()
+    #: Presence of producers and buffers.
+    parts = _Key()
+    waits = _Key()
+    held = _Key()
+    counters = _Key()
+    ends = _Key()
+    servers = _Key()
+    wake = _Key()
+    reclaimer = _Key()
 
     def payload(self, sample: str, token: str) -> str:
         return self.of(f"payload:{sample}:{token}")
 
-    def partial(self, sample: str) -> str:
-        return self.of(f"partial:{sample}")
-
-    def batches(self, sub: str) -> str:
-        return self.of(f"batches:{sub}")
-
-    def sub(self, name: str) -> str:
-        return self.of(f"sub:{name}")
-
-    def owner(self, sub: str) -> str:
-        return self.of(f"owner:{sub}")
-
-    def columns(self, sub: str) -> str:
-        return self.of(f"columns:{sub}")
+    def side(self, sample: str, token: str, name: str) -> str:
+        return self.of(f"side:{sample}:{token}:{name}")
 
     def column(self, sub: str, n: int, digest: str, gen: int, name: str) -> str:
         return self.of(f"column:{sub}:{n}:{digest}:{gen}:{name}")
 
-    def columns_lost(self, sub: str) -> str:
-        return self.of(f"columns_lost:{sub}")
-
-    def agree(self, sub: str) -> str:
-        return self.of(f"agree:{sub}")
-
-    def orders(self, sub: str) -> str:
-        """Orders of rank 0 to its other ranks during a publication."""
-        return self.of(f"orders:{sub}")
-
-    def weights(self, model: str) -> str:
-        return self.of(f"weights:{model}")
-
-    def whole(self, model: str) -> str:
-        """Checkpoint folders completed after their version was announced."""
-        return self.of(f"whole:{model}")
-
-    def transfer(self, model: str) -> str:
-        return self.of(f"transfer:{model}")
-
-    def transfers(self, model: str) -> str:
-        return self.of(f"transfers:{model}")
-
     def offer(self, model: str, version: int, index: str) -> str:
         """Return the key of a version's offer over HTTP."""
         return self.of(f"offer:{model}:v{version}-{index}")
-
-    def pins(self, model: str) -> str:
-        return self.of(f"pins:{model}")
-
-    def loading(self, model: str) -> str:
-        return self.of(f"loading:{model}")
-
-    def memory(self, model: str) -> str:
-        return self.of(f"memory:{model}")
-
-    def trials(self, model: str) -> str:
-        return self.of(f"trials:{model}")
-
-    def aside(self, model: str) -> str:
-        return self.of(f"aside:{model}")
-
-    def steps(self, model: str) -> str:
-        return self.of(f"steps:{model}")
 
     def done(self, dataset: str, epoch: int) -> str:
         return self.of(f"done:{dataset}/{epoch}")
@@ -116,159 +148,3 @@ class Keys:
     def rates(self, dataset: str, chunk: int) -> str:
         """Latest results of 4,096 prompts."""
         return self.of(f"rates:{dataset}/{chunk}")
-
-    @property
-    def delayed(self) -> str:
-        return self.of("delayed")
-
-    @property
-    def dead(self) -> str:
-        return self.of("dead")
-
-    @property
-    def ready(self) -> str:
-        return self.of("ready")
-
-    @property
-    def inflight(self) -> str:
-        return self.of("inflight")
-
-    @property
-    def samples(self) -> str:
-        return self.of("samples")
-
-    @property
-    def tokens(self) -> str:
-        """The ledger of tokens, by home lane and account."""
-        return self.of("tokens")
-
-    @property
-    def subs(self) -> str:
-        return self.of("subs")
-
-    @property
-    def clock(self) -> str:
-        return self.of("clock")
-
-    @property
-    def source(self) -> str:
-        return self.of("source")
-
-    @property
-    def leader(self) -> str:
-        return self.of("leader")
-
-    @property
-    def epoch(self) -> str:
-        return self.of("epoch")
-
-    @property
-    def cohorts(self) -> str:
-        return self.of("cohorts")
-
-    def unfinished(self, lane: str) -> str:
-        return self.of(f"unfinished:{lane}")
-
-    @property
-    def retiring(self) -> str:
-        return self.of("retiring")
-
-    @property
-    def unrecorded(self) -> str:
-        """Retiring groups that the recorder has not recorded yet."""
-        return self.of("unrecorded")
-
-    @property
-    def recorder(self) -> str:
-        return self.of("recorder")
-
-    @property
-    def history(self) -> str:
-        return self.of("history")
-
-    def trained(self, sub: str) -> str:
-        return self.of(f"trained:{sub}")
-
-    @property
-    def bodies(self) -> str:
-        return self.of("bodies")
-
-    @property
-    def gate(self) -> str:
-        return self.of("gate")
-
-    @property
-    def paused(self) -> str:
-        return self.of("paused")
-
-    @property
-    def paused_by(self) -> str:
-        return self.of("paused_by")
-
-    @property
-    def workers(self) -> str:
-        return self.of("workers")
-
-    @property
-    def looks(self) -> str:
-        """Checks that workers are asked to run, and their results."""
-        return self.of("looks")
-
-    @property
-    def verifiers(self) -> str:
-        return self.of("verifiers")
-
-    @property
-    def checks(self) -> str:
-        """Name of the rq queue of checks; rq adds its own prefix."""
-        return self.of("checks")
-
-    def asker(self, worker: str) -> str:
-        return self.of(f"asker:{worker}")
-
-    def verdicts(self, worker: str) -> str:
-        return self.of(f"verdicts:{worker}")
-
-    @property
-    def fleet(self) -> str:
-        return self.of("fleet")
-
-    @property
-    def trainers(self) -> str:
-        return self.of("trainers")
-
-    @property
-    def parts(self) -> str:
-        """Presence of producers and buffers."""
-        return self.of("parts")
-
-    @property
-    def waits(self) -> str:
-        return self.of("waits")
-
-    @property
-    def held(self) -> str:
-        return self.of("held")
-
-    @property
-    def counters(self) -> str:
-        return self.of("counters")
-
-    @property
-    def ends(self) -> str:
-        return self.of("ends")
-
-    @property
-    def servers(self) -> str:
-        return self.of("servers")
-
-    def side(self, sample: str, token: str, name: str) -> str:
-        return self.of(f"side:{sample}:{token}:{name}")
-
-    @property
-    def wake(self) -> str:
-        return self.of("wake")
-
-    @property
-    def reclaimer(self) -> str:
-        return self.of("reclaimer")
