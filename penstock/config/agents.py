@@ -2,10 +2,10 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from penstock.config.section import Seconds
-from penstock.config.serving import TlsConfig, checked_host, is_token
+from penstock.config.serving import Host, TlsConfig, is_token
 from penstock.text import MASK
 
 
@@ -16,7 +16,7 @@ class AgentsConfig(TlsConfig):
     section = "agents"
 
     #: Address that the gateway and the workers listen on; 0.0.0.0 or :: for every one of their machine.
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     #: Port of the gateway; 0 takes a free one, as workers always do.
     port: Annotated[int, Field(ge=0, le=65535)] = 8900
     #: Tokens of clients by name; each may open episodes. Give them in the environment, as PENSTOCK_AGENTS__CLIENTS.
@@ -28,11 +28,6 @@ class AgentsConfig(TlsConfig):
     tool_call_parser: str | None = None
     #: SGLang's parser of reasoning in answers (``qwen3``, ``deepseek-r1``, ...); None: reasoning is text.
     reasoning_parser: str | None = None
-
-    @field_validator("host")
-    @classmethod
-    def _is_a_host(cls, host: str) -> str:
-        return checked_host(host)
 
     @model_validator(mode="after")
     def _tokens_are_tokens(self) -> Self:

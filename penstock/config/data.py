@@ -9,8 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config.hooks import EnvironmentName, RewardName
 from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
-from penstock.config.sampling import check_sampling
-from penstock.config.section import Positive, Section, checked_name
+from penstock.config.sampling import Sampling
+from penstock.config.section import Positive, Section, is_a_name
 from penstock.names import MAX_ANSWERS
 
 #: Most places after which the order of a mixture repeats: it is kept in memory.
@@ -78,7 +78,7 @@ class DatasetConfig(Section):
     """Prompts from one source."""
 
     #: Name in job ids.
-    name: str
+    name: Annotated[str, is_a_name("dataset")]
     #: JSONL (``.jsonl``, ``.jsonl.gz``) or parquet file; ``hf:FOLDER_OR_NAME`` for what Hugging Face datasets reads;
     #: ``python:module:Class`` for a class of one's own. ``path@[a:b]`` takes a slice of its lines.
     path: str
@@ -127,18 +127,13 @@ class DatasetConfig(Section):
     #: Shuffle anew in each epoch, by ``seed``; a stream within its windows.
     shuffle: bool = True
     #: Overrides of ``rollout.sampling`` for this dataset.
-    sampling: dict[str, Any] = Field(default_factory=dict)
+    sampling: Sampling = Field(default_factory=dict)
     #: Answers per prompt for this dataset; None takes ``rollout.n`` (train) or 1 (eval).
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     #: Reward of this dataset; None: ``reward.function``.
     reward: RewardName | None = None
     #: Environment that answers between turns; None: one turn.
     environment: EnvironmentName | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_a_name(cls, name: str) -> str:
-        return checked_name("dataset", name)
 
     @field_validator("path")
     @classmethod
@@ -195,12 +190,6 @@ class DatasetConfig(Section):
         if self.curriculum is not None and self.answer_key is not None:
             raise ValueError("curriculum goes by answers that the policy draws, and answer_key gives them: remove one")
         return self
-
-    @field_validator("sampling")
-    @classmethod
-    def _sampling_is_known(cls, sampling: dict[str, Any]) -> dict[str, Any]:
-        check_sampling(sampling)
-        return sampling
 
 
 class DataConfig(Section):

@@ -2,16 +2,16 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.config.sampling import ORIGINAL_LOGPROB
-from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.section import Positive, Seconds, Section, is_a_name
 
 WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
 Port = Annotated[int, Field(gt=0, le=65535)]
 
 
-def checked_url(url: str) -> str:
+def _checked_url(url: str) -> str:
     """Return the address of an engine without a slash at its end; raise ValueError if it is invalid."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT")
@@ -20,20 +20,18 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
+EngineUrl = Annotated[str, AfterValidator(_checked_url)]
+
+
 class MemberConfig(Section):
     """One engine behind a router."""
 
     #: Its address, http://HOST:PORT.
-    url: str
+    url: EngineUrl
     #: Complete generation, or one half of a pair of prefill and decode.
     worker_type: Literal["regular", "prefill", "decode"] = "regular"
     #: Port from which decode engines fetch KV; prefill only.
     bootstrap_port: Port | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _url_checked_url(cls, url: str) -> str:
-        return checked_url(url)
 
     @model_validator(mode="after")
     def _bootstrap_is_of_prefill(self) -> Self:
@@ -79,7 +77,7 @@ class GroupConfig(Section):
     """Engines of one kind of one model."""
 
     #: Its name in the fleet; None: worker_type and its place.
-    name: str | None = None
+    name: Annotated[str, is_a_name("group")] | None = None
     #: placeholder occupies GPUs (of a trainer, say) and starts nothing.
     worker_type: WorkerType = "regular"
     #: GPUs of the group. An engine takes num_gpus_per_engine of them; 0: engines without GPUs, num_engines of them.
@@ -93,7 +91,7 @@ class GroupConfig(Section):
     #: Machine of ``fleet.nodes`` that the group is on; None: wherever there is room.
     host: str | None = None
     #: Servers that run already: nothing is started, no GPU reserved.
-    urls: list[str] = Field(default_factory=list)
+    urls: list[EngineUrl] = Field(default_factory=list)
     #: Arguments of sglang.launch_server; they win over engine.args.
     overrides: dict[str, Any] = Field(default_factory=dict)
     #: Environment variables; they win over engine.env, and are masked as those are.
@@ -101,22 +99,12 @@ class GroupConfig(Section):
     #: worker.slots of each worker of the group; None: that of the run.
     slots: Positive | None = None
 
-    @field_validator("name")
-    @classmethod
-    def _name_is_one(cls, name: str | None) -> str | None:
-        return name if name is None else checked_name("group", name)
-
     @field_validator("env")
     @classmethod
     def _env_leaves_the_kind_of_logprobs(cls, env: dict[str, str]) -> dict[str, str]:
         if ORIGINAL_LOGPROB in env:
             raise ValueError("the kind of logprobs is one for all engines: set engine.logprob_kind instead")
         return env
-
-    @field_validator("urls")
-    @classmethod
-    def _urls_are_http(cls, urls: list[str]) -> list[str]:
-        return [checked_url(url) for url in urls]
 
     @property
     def per_engine(self) -> int:
@@ -172,7 +160,7 @@ class ModelGroups(Section):
     """One model and the groups of engines that serve it."""
 
     #: Name of the model, and of its weights stream.
-    name: str
+    name: Annotated[str, is_a_name("model")]
     #: Its folder, or id at the Hub; None: model.path, for the trained model alone.
     model_path: str | None = None
     #: false: frozen (a reference, a reward model), served beside the trained one. None: true for the trained model.
@@ -181,11 +169,6 @@ class ModelGroups(Section):
     #: set (``{}`` will do): replicas of the trained model are fed by one worker.
     router: RouterOptions | None = None
     server_groups: Annotated[list[GroupConfig], Field(min_length=1)]
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_one(cls, name: str) -> str:
-        return checked_name("model", name)
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:

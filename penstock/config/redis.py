@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from penstock.config import sentinel
 from penstock.config.section import Section
@@ -24,6 +24,9 @@ def check_url(url: str) -> str:
     return url
 
 
+RedisUrl = Annotated[str, AfterValidator(check_url)]
+
+
 def _port_of(url: str) -> int | None:
     try:
         return urlsplit(url).port
@@ -36,7 +39,7 @@ class RedisConfig(Section):
 
     #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a
     #: server in the run's folder.
-    url: str | None = None
+    url: RedisUrl | None = None
     #: Port of our own server; 0 takes a free one. Only without ``url``, or as that names it.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: When the append-only file of our own server is synced: each second, by the process that started it, or before
@@ -46,20 +49,10 @@ class RedisConfig(Section):
     require_aof: bool = True
     #: Name -> URL of payload servers, redis://...; empty: payloads live on the control Redis, under the name
     #: "control".
-    payload_servers: dict[str, str] = Field(default_factory=dict)
+    payload_servers: dict[str, RedisUrl] = Field(default_factory=dict)
     #: A payload server that has not answered the buffer for so many seconds counts as lost, as after `penstock payloads
     #: lose`: its samples become rows with mask 0. null: never by itself.
     payload_patience_s: Annotated[float, Field(gt=0)] | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _url_is_redis(cls, url: str | None) -> str | None:
-        return url if url is None else check_url(url)
-
-    @field_validator("payload_servers")
-    @classmethod
-    def _urls_are_stores(cls, servers: dict[str, str]) -> dict[str, str]:
-        return {name: check_url(url) for name, url in servers.items()}
 
     @model_validator(mode="after")
     def _one_redis(self) -> Self:

@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from penstock.config.fleet import checked_url
+from penstock.config.fleet import EngineUrl
 from penstock.config.hooks import BOXED, CODE, REMOTE, GroupRewardName, RewardName
-from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.section import Positive, Seconds, Section, is_a_name
 from penstock.config.serving import can_be_posted_to
 
 
@@ -106,10 +106,10 @@ class FrozenModelConfig(Section):
     """A frozen model that workers send requests to."""
 
     #: Its name.
-    name: str
+    name: Annotated[str, is_a_name("frozen model")]
     #: Its server of SGLang, http://HOST:PORT. null: the model of this name in
     #: ``fleet.models``, for the fleet's workers.
-    url: str | None = None
+    url: EngineUrl | None = None
     #: Longest attempt.
     timeout_s: Seconds = 60.0
     #: Attempts of a request; of a judge's within the time that a reward has (``reward.timeout_s``). While a model that
@@ -117,16 +117,6 @@ class FrozenModelConfig(Section):
     max_attempts: Positive = 5
     #: Concurrent requests of a worker.
     concurrency: Positive = 32
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_a_name(cls, name: str) -> str:
-        return checked_name("frozen model", name)
-
-    @field_validator("url")
-    @classmethod
-    def _url_is_a_server(cls, url: str | None) -> str | None:
-        return url if url is None else checked_url(url)
 
 
 class JudgeConfig(FrozenModelConfig):

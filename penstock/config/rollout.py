@@ -1,11 +1,11 @@
 """Section ``rollout``: how a prompt is answered."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from penstock.config.reward import ScoringModelConfig
-from penstock.config.sampling import check_sampling
+from penstock.config.sampling import Sampling
 from penstock.config.section import Positive, Seconds, Section
 from penstock.names import MAX_ANSWERS, ROUTED_EXPERTS
 
@@ -17,9 +17,9 @@ class RolloutConfig(Section):
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 8
     #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training
     #: (docs/internals/truth.md, T7).
-    sampling: dict[str, Any] = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
+    sampling: Sampling = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
     #: Overrides of ``sampling`` for evaluations.
-    eval_sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0})
+    eval_sampling: Sampling = Field(default_factory=lambda: {"temperature": 0.0})
     #: Most tokens of prompt and answer together.
     max_context_tokens: Positive = 32768
     #: Most turns of a sample with an environment.
@@ -75,9 +75,3 @@ class RolloutConfig(Section):
                 f"{self.on_group_timeout}: set that to train, or remove min_group"
             )
         return self
-
-    @field_validator("sampling", "eval_sampling")
-    @classmethod
-    def _sampling_is_known(cls, sampling: dict[str, Any]) -> dict[str, Any]:
-        check_sampling(sampling)
-        return sampling

@@ -16,8 +16,8 @@ from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.sampling import is_temperature, temperature_of
-from penstock.config.section import Positive, Seconds, Section, checked_name
-from penstock.config.serving import MetricsConfig, NotifyConfig, ServingConfig, checked_host
+from penstock.config.section import Positive, Seconds, Section, is_a_name
+from penstock.config.serving import Host, MetricsConfig, NotifyConfig, ServingConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.transport import TRANSPORTS, transport
@@ -95,7 +95,7 @@ class Config(Section):
     """The configuration of a run."""
 
     #: Namespace in Redis and folder under ``directory``.
-    run: str
+    run: Annotated[str, is_a_name("run")]
     #: Parent of the folders of runs.
     directory: Path = Path("runs")
     #: A script and its arguments, which ``penstock run`` runs before each start with our own interpreter, in the
@@ -106,7 +106,7 @@ class Config(Section):
     #: Name or address by which other machines reach this one, for parts that listen on more than its loopback
     #: (``serving``, ``agents``, ``metrics``); None: their ``host``, or the machine's name if that stands for every
     #: address.
-    reached_at: str | None = None
+    reached_at: Host | None = None
     redis: RedisConfig = RedisConfig()
     model: ModelConfig
     data: DataConfig
@@ -126,16 +126,6 @@ class Config(Section):
     fleet: FleetConfig = FleetConfig()
     metrics: MetricsConfig = MetricsConfig()
     notify: NotifyConfig = NotifyConfig()
-
-    @field_validator("reached_at")
-    @classmethod
-    def _reached_at_is_a_host(cls, host: str | None) -> str | None:
-        return checked_host(host)
-
-    @field_validator("run")
-    @classmethod
-    def _run_is_a_name(cls, run: str) -> str:
-        return checked_name("run", run)
 
     @model_validator(mode="after")
     def _engine_suits_the_machine(self) -> Self:

@@ -6,7 +6,9 @@ Parameters that it would ignore or refuse are refused here.
 import difflib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 #: Below it SGLang samples greedily and reports logprobs at temperature 1.
 GREEDY_BELOW = 1e-6
@@ -103,6 +105,15 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is true or false, not {value!r}")
         if name in _RANGE:
             _check_number(name, value)
+
+
+def _checked(sampling: dict[str, Any]) -> dict[str, Any]:
+    check_sampling(sampling)
+    return sampling
+
+
+#: Sampling parameters of a configuration.
+Sampling = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
 def _check_number(name: str, value: Any) -> None:

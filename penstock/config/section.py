@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from penstock.errors import ConfigError
 from penstock.names import check_name
@@ -34,8 +34,13 @@ class Section(BaseModel):
         self.__dict__.update(values)
 
 
-def checked_name(kind: str, name: str) -> str:
-    try:
-        return check_name(kind, name)
-    except ConfigError as exc:
-        raise ValueError(str(exc)) from exc
+def is_a_name(kind: str, *, or_empty: bool = False) -> AfterValidator:
+    """Return the validator of a name of something of this kind."""
+
+    def check(name: str) -> str:
+        try:
+            return name if or_empty and not name else check_name(kind, name)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from exc
+
+    return AfterValidator(check)

@@ -4,16 +4,14 @@ import ipaddress
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.config.section import Positive, Section
 from penstock.errors import ConfigError
 from penstock.text import MASK
-
-T = TypeVar("T", str, str | None)
 
 #: Addresses that mean all of a machine's.
 _ALL = ("0.0.0.0", "::")
@@ -42,9 +40,9 @@ _WEB = re.compile(r"https?://[^\s/]\S*")
 _DIGITS = re.compile(r"[0-9.]+\.[0-9.]*")
 
 
-def checked_host(host: T) -> T:
+def _checked_host(host: str) -> str:
     """Return ``host``; raise ValueError if it is neither a name nor an address."""
-    if host is not None and not _is_host(host):
+    if not _is_host(host):
         raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
     return host
 
@@ -59,6 +57,10 @@ def _is_host(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+#: Name or address of a machine.
+Host = Annotated[str, AfterValidator(_checked_host)]
 
 
 def can_be_posted_to(url: str) -> bool:
@@ -120,7 +122,7 @@ class ServingConfig(TlsConfig):
     #: ``weights.token`` of its folder, readable by its user alone.
     token: str | None = None
     #: Address that the trainer listens on; 0.0.0.0 or :: for every one of its machine.
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     #: Its port: 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder.
@@ -138,11 +140,6 @@ class ServingConfig(TlsConfig):
             raise ValueError("serving.token is no token: give 16 to 256 printable characters of ASCII, without blanks")
         return token
 
-    @field_validator("host")
-    @classmethod
-    def _is_a_host(cls, host: str) -> str:
-        return checked_host(host)
-
     @model_validator(mode="after")
     def _is_enabled(self) -> Self:
         # A token may stand in the environment of a whole machine.
@@ -159,15 +156,10 @@ class MetricsConfig(Section):
     """Prometheus metrics of every part, each at an address of its own (docs/metrics.md)."""
 
     #: Address that parts listen on; 0.0.0.0 or :: for every one of their machine. Metrics have no password.
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     #: Port of each part: 0 takes a free one, which `penstock metrics discovery` reports to Prometheus; a number is for
     #: a part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
-
-    @field_validator("host")
-    @classmethod
-    def _is_a_host(cls, host: str) -> str:
-        return checked_host(host)
 
 
 class NotifyConfig(Section):

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
@@ -25,7 +24,7 @@ from pydantic_core import ErrorDetails
 
 from penstock.config.buffer import OnFilterError
 from penstock.config.reading.validation_errors import explain
-from penstock.config.section import Positive, Section, checked_name
+from penstock.config.section import Positive, Section, is_a_name
 from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler, places
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import HOME_LANES
@@ -77,10 +76,6 @@ def _parts(value: Any) -> Any:
     return [part for part in value.split(",") if part] if isinstance(value, str) else value
 
 
-def _is_a_name(kind: str) -> AfterValidator:
-    return AfterValidator(lambda name: name and checked_name(kind, name))
-
-
 #: Names, as text separated by commas.
 Names = Annotated[
     tuple[Annotated[str, Field(pattern="^[^,]+$")], ...],
@@ -94,7 +89,7 @@ class SubscriptionConfig(Section):
     """How a trainer's subscription takes groups."""
 
     #: Name of a pool whose members divide the groups among them; '': a copy, which gets every group.
-    share: Annotated[str, _is_a_name("pool"), Trait.POOL] = ""
+    share: Annotated[str, is_a_name("pool", or_empty=True), Trait.POOL] = ""
     #: True if its publications move the clock and open the gate; exactly one trainer of a model should.
     driving: bool = True
     #: Unit of ``size``. A batch of samples or tokens is the fewest complete groups with so many.
@@ -204,7 +199,7 @@ class Definition(SubscriptionConfig):
     #: Optimizer steps of the reference trainer that a batch is divided over, by whole groups.
     minibatches: Positive = 1
     #: Model whose clock bounds it; '': none.
-    model: Annotated[str, _is_a_name("model"), Trait.AGREED] = ""
+    model: Annotated[str, is_a_name("model", or_empty=True), Trait.AGREED] = ""
     seed: Annotated[int, Trait.POOL] = 0
     #: Groups admitted beyond the gate, and groups needed before the first cut.
     over: NotNegative = 0

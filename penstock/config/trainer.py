@@ -6,8 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config.buffer import FilterConfig
 from penstock.config.hooks import TransportName
-from penstock.config.section import Positive, Seconds, Section, checked_name
-from penstock.config.serving import checked_host
+from penstock.config.section import Positive, Seconds, Section, is_a_name
+from penstock.config.serving import Host
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import SubscriptionConfig, Unit
 from penstock.config.transport import TRANSPORTS, transport
@@ -79,7 +79,7 @@ class TrainerConfig(Section):
     """The reference GRPO trainer."""
 
     #: Name of the subscription.
-    name: str = "actor"
+    name: Annotated[str, is_a_name("trainer")] = "actor"
     #: How the subscription takes groups, where that is not set by ``staleness`` and ``batch_groups``.
     subscription: SubscriptionConfig = SubscriptionConfig()
     #: Groups per batch.
@@ -169,7 +169,7 @@ class TrainerConfig(Section):
     #: engine.args.mem-fraction-static. None: with transport cuda_ipc.
     colocate: bool | None = None
     #: nccl and gloo: address of this machine at which engines meet the trainer; its port is a free one.
-    transfer_address: str = "127.0.0.1"
+    transfer_address: Host = "127.0.0.1"
     #: Most bytes gathered for one file, and sent at once.
     bucket_bytes: Positive = 1024**3
     #: Most bytes a second that the trainer sends of weights over HTTP (section ``serving``), to all workers together;
@@ -192,11 +192,6 @@ class TrainerConfig(Section):
         """Whether weights are sent to engines on the trainer's own GPU, that of rank 0, and to no others."""
         return transport(self.transport).on_trainers_gpu
 
-    @field_validator("name")
-    @classmethod
-    def _name_is_a_name(cls, name: str) -> str:
-        return checked_name("trainer", name)
-
     @field_validator("delta_store")
     @classmethod
     def _store_can_be_written(cls, place: str | None) -> str | None:
@@ -213,11 +208,6 @@ class TrainerConfig(Section):
         if colon and not rest.strip("/"):
             raise ValueError(f"{place!r} names no place: write {scheme}://BUCKET/FOLDER")
         return place
-
-    @field_validator("transfer_address")
-    @classmethod
-    def _transfer_address_is_a_host(cls, host: str) -> str | None:
-        return checked_host(host)
 
     @field_validator("device")
     @classmethod
