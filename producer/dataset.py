@@ -7,7 +7,6 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
-from penstock.names import check_name
 from penstock.producer.prompt import LongPrompt, Prompt, Template, read_prompt
 from penstock.producer.sources.registry import open_rows
 from penstock.producer.sources.rows import BadLine
@@ -29,7 +28,6 @@ class Dataset:
     """
 
     def __init__(self, config: DatasetConfig, template: Template | None = None) -> None:
-        check_name("dataset", config.name)
         self.config = config
         self.template = template
         self.rows = open_rows(config)

@@ -151,7 +151,6 @@ class Producer:
         template = chat_template(config)
         train = [Dataset(one, template) for one in config.data.train]
         self._evals = [Dataset(one, template) for one in config.data.eval]
-        _check_names([*train, *self._evals])
         if is_small(train):
             check_overlap(train, self._evals)
         self._held_out = HeldOut(self._evals)
@@ -373,13 +372,6 @@ def _hmget(client: Client, key: str, fields: Sequence[str]) -> list[bytes | None
 def _ends(dataset: Dataset) -> str:
     """Return the field of the source with the number of lines of a stream."""
     return f"lines:{dataset.config.name}"
-
-
-def _check_names(datasets: Sequence[Dataset]) -> None:
-    names = [dataset.config.name for dataset in datasets]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"Two datasets are named {name!r}; job ids need names that differ.")
 
 
 def chat_template(config: Config) -> Template | None:

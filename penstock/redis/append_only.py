@@ -12,8 +12,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.redis.connect import as_redis, connect
 from penstock.text import format_exc, utf8_safe
@@ -80,11 +80,11 @@ class AppendOnlySync:
             self._rewritten = False
             log.error(
                 "the append-only file in %s cannot be synced (%s): a power loss may lose what Redis acknowledges, "
-                "and it refuses writes while its own syncs fail: check the disk",
-                self._folder,
-                trouble,
-            )
-        self._note(trouble)
+                "and it refuses writes while its own syncs fail: check the disk", self._folder, trouble,
+            )  # fmt: skip
+        self._trouble = trouble
+        with contextlib.suppress(OSError):  # the age of the note shows that
+            self._note(trouble)
         try:
             if bool(trouble) != self._redis_syncs:
                 self._switch(redis_syncs=bool(trouble))
@@ -92,15 +92,11 @@ class AppendOnlySync:
             log.debug("failed to switch the syncs of Redis, will retry: %s", format_exc(exc))
 
     def _note(self, trouble: str) -> None:
-        path, changed = self._folder / NOTE, trouble != self._trouble
-        self._trouble = trouble
-        with contextlib.suppress(OSError):  # the age of the note shows that
-            if not trouble:
-                path.write_text("")
-            elif changed:
-                at = path.stat().st_mtime if path.exists() else time.time()
-                path.write_text(trouble)
-                os.utime(path, (at, at))
+        """Write the error; the time of the file remains that of the last successful sync."""
+        path = self._folder / NOTE
+        at = path.stat().st_mtime if trouble and path.exists() else time.time()
+        path.write_text(trouble)
+        os.utime(path, (at, at))
 
     def _switch(self, *, redis_syncs: bool) -> None:
         """Let Redis sync, or stop its syncs after a rewrite: the kernel may have dropped pages of the file."""
@@ -118,13 +114,10 @@ class AppendOnlySync:
         self._redis_syncs, self._rewritten = redis_syncs, False
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
-    """The last record of a server's syncs."""
+class Synced(NamedTuple):
+    """Seconds since the last successful sync, by this machine's clock, and the error since then, '' without one."""
 
-    #: Seconds since the last successful sync, by this machine's clock.
     age_s: float
-    #: Error since then; '' without one.
     trouble: str
 
 
