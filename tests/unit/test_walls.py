@@ -46,7 +46,7 @@ def test_no_request_is_limited_by_the_timer_of_aiohttp() -> None:
     ]
 
     timers = [call for call in calls if ast.unparse(call.func) == "aiohttp.ClientTimeout"]
-    assert len(timers) > 5
+    assert timers
     assert {ast.unparse(call.keywords[0].value) for call in timers} == {"None"}
     assert {call.keywords[0].arg for call in timers} == {"total"}
     sessions = [call for call in calls if ast.unparse(call.func) == "aiohttp.ClientSession"]
