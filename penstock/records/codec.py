@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -111,8 +111,6 @@ MAX_ITEMS = 4 * 1024 * 1024
 #: Most values of one record, including those in lists and maps: an empty list is one byte, and 64 once it is
 #: created. The index of 500,000 tensors has 5 million.
 MAX_VALUES = 2 * MAX_ITEMS
-#: Most fields, and bytes of a text, of a record that is skimmed.
-MAX_SKIMMED = 256
 #: A larger record is scanned without building anything first, so that its claimed sizes are checked.
 SKIP_BYTES = 64 * 1024
 
@@ -159,29 +157,6 @@ def unpack_each(data: bytes, what: str, max_bin_bytes: int = MAX_TEXT_BYTES) -> 
                 raise _too_many()
             yield unpacker.unpack()
     except (ValueError, RecursionError, msgpack.UnpackException) as exc:
-        raise _foreign(what, exc) from exc
-
-
-def skim(data: bytes, fields: Collection[str], what: str) -> dict[str, Any]:
-    """Decode only ``fields`` of a record that is a map, which hold plain values.
-
-    Raises ProtocolError that names ``what``.
-    """
-    _check_size(data, what)
-    try:
-        unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, **_limits(0) | {"max_str_len": MAX_SKIMMED})
-        unpacker.feed(data)
-        num_fields = unpacker.read_map_header()
-        if num_fields > MAX_SKIMMED:
-            raise ValueError(f"it has {num_fields} fields")
-        found = {}
-        for _ in range(num_fields):
-            if (name := unpacker.unpack()) in fields:
-                found[name] = unpacker.unpack()
-            else:
-                unpacker.skip()
-        return found
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
         raise _foreign(what, exc) from exc
 
 
