@@ -1,11 +1,12 @@
 """Batches as the buffer would cut them, drawn by a tiny model, for tests of what trainers do with them."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from penstock import payloads
@@ -50,9 +51,15 @@ def near_model() -> Qwen2ForCausalLM:
     return model
 
 
+def end_to_end(tensors: Iterable[Tensor]) -> Tensor:
+    """[P] Whole tensors, one after the other; parts are gathered from the ranks."""
+    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in tensors]
+    return torch.cat([one.detach().reshape(-1) for one in whole])
+
+
 def gradient(model: torch.nn.Module) -> Tensor:
     """[P] of all parameters, end to end, in double precision."""
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double()
+    return end_to_end(p.grad for p in model.parameters() if p.grad is not None).double()
 
 
 @torch.no_grad()

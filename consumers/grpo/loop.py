@@ -23,8 +23,10 @@ from penstock.consumers.batch.replay import RecordingOver, Replay
 from penstock.consumers.grpo import checkpoint
 from penstock.consumers.grpo.hooks import TrainingHooks, check_alike
 from penstock.consumers.grpo.pictures import auto_class
-from penstock.consumers.grpo.process import enable_tf32
+from penstock.consumers.grpo.policy import Policy
+from penstock.consumers.grpo.process import compute_dtype, enable_tf32
 from penstock.consumers.grpo.rounding_floor import RoundingFloor, engine_dtype
+from penstock.consumers.grpo.shards import shard
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.totals import Figures
 from penstock.consumers.trainer import Trainer
@@ -196,7 +198,9 @@ class TrainingLoop:
 
     def _restore(self) -> None:
         """Load the newest checkpoint; without one, batches are delivered again from the first."""
-        found = checkpoint.latest(self._folder, self.config.trainer.device, fits=self.trainer.fits)
+        # Of whole tensors each rank keeps its part.
+        device = "cpu" if self.learner.is_sharded else self.config.trainer.device
+        found = checkpoint.latest(self._folder, device, fits=self.trainer.fits)
         if found is None:
             self.trainer.load_state_dict({"run": self.config.run, "subscription": self.trainer.name, "batch": 0})
             return
@@ -209,8 +213,9 @@ class TrainingLoop:
     def _save(self) -> None:
         began = time.monotonic()
         state = self.trainer.state_dict()
-        if self.rank == 0:
+        if self.rank == 0 or self.learner.is_sharded:
             learner = self.learner.state_dict()
+        if self.rank == 0:
             self._until_room(partial(checkpoint.save, self._folder, step=self.step, learner=learner, trainer=state))
         self.trainer.checkpointed()
         self._save_s = time.monotonic() - began
@@ -275,7 +280,10 @@ def source_of(config: Config, rank: int, size: int) -> Trainer | Replay:
 
 
 def learner_of(config: Config, size: int) -> GRPO:
-    """Load the model with float32 weights. Blocks. Raises ConfigError if ``model.path`` holds none."""
+    """Load the model with float32 weights, split over several ranks. Blocks, for other ranks too.
+
+    Raises ConfigError if ``model.path`` holds none.
+    """
     torch.manual_seed(config.seed)
     if config.trainer.num_threads:
         torch.set_num_threads(config.trainer.num_threads)
@@ -287,9 +295,12 @@ def learner_of(config: Config, size: int) -> GRPO:
         )
     except (OSError, ValueError) as exc:
         raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc
-    model.to(config.trainer.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.lr, fused=True)
+    device = torch.device(config.trainer.device)
     # Before a checkpoint is restored into it: the reference is the initial policy, at every start.
     own = config.trainer.kl is not None and config.rollout.reference is None
-    reference = copy.deepcopy(model) if own else None
-    return GRPO(model, optimizer, config.trainer, dp_size=size, reference=reference)
+    reference = copy.deepcopy(model).to(device) if own else None
+    policy = Policy(model.to(device), compute_dtype(config.trainer.dtype, device))
+    if size > 1:
+        shard(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.trainer.lr, fused=True)
+    return GRPO(policy, optimizer, config.trainer, dp_size=size, reference=reference)

@@ -31,24 +31,28 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
     die_with_parent(parent.pid if parent else None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_up(f"trainer/{rank}", config.run, config.logs.format)
-    size = config.trainer.dp_size
+    sys.exit(_run_in_group(config, rank, rank, f"file://{store}"))
+
+
+def _run_in_group(config: Config, rank: int, local_rank: int, rendezvous: str) -> int:
+    """Run one of several ranks, the ``local_rank``-th of this host. Blocks; returns its exit code."""
     backend = "gloo" if config.trainer.device == "cpu" else "nccl"
     if config.trainer.device == "cuda":
         # "cuda" names the current device: one for each rank, or all would share the first.
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(local_rank)
     try:
         if (sender := sender_of(config.trainer.transport)) is not None:
             sender.set_up()
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
-        code = _run_rank(config, rank, size)
+        size = config.trainer.dp_size
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size)
+        return _run_rank(config, rank, size)
     except PenstockError as exc:
         # A rank is a separate process: log the error here.
         log.error("%s", exc)
-        code = EXIT_CONFIG if isinstance(exc, ConfigError) else 1
+        return EXIT_CONFIG if isinstance(exc, ConfigError) else 1
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    sys.exit(code)
 
 
 def _run_rank(config: Config, rank: int, size: int) -> int:
@@ -65,8 +69,17 @@ def _run_rank(config: Config, rank: int, size: int) -> int:
 
 
 def main(config: Config) -> int:
-    """Train. Blocks; returns 0 when all steps are done or the data has ended."""
+    """Train. Blocks; returns 0 when all steps are done or the data has ended.
+
+    Raises ConfigError if torchrun started another number of ranks than ``trainer.dp_size``.
+    """
     size = config.trainer.dp_size
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if count != size:
+            raise ConfigError(f"torchrun started {count} ranks, and trainer.dp_size is {size}: set it to {count}.")
+        if size > 1:
+            return _run_in_group(config, rank, int(os.environ["LOCAL_RANK"]), "env://")
     if size == 1:
         return _run_rank(config, 0, 1)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:

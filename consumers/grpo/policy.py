@@ -47,6 +47,12 @@ class Policy(torch.nn.Module):
 
             AttentionInterface.register(ATTENTION, attend)
 
+    @property
+    def layers(self) -> list[torch.nn.Module]:
+        """The layers of its decoder; [] if the model does not name them."""
+        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None  # type: ignore[operator]
+        return list(getattr(decoder, "layers", ()))
+
     def forward(self, micro: dict[str, Any]) -> Tensor:
         """Return [B, L] log π_θ of the tokens at their sampling temperature; 0 at position 0, undefined on padding.
 
@@ -54,7 +60,9 @@ class Policy(torch.nn.Module):
             micro: ``tokens`` [B, L], ``lengths`` [B], ``temperatures`` [B] or [B, L]; with images their arrays too.
         """
         with process.autocast(self.dtype, micro["tokens"].device):
-            if self.is_packed and not self.model.is_gradient_checkpointing:
+            if self.is_packed and not any(
+                getattr(one, "gradient_checkpointing", False) for one in self.model.modules()
+            ):
                 return self._packed(micro)
             logits = self.model(**inputs_of(self.model, micro), use_cache=False).logits
         return losses.token_logprobs(logits, micro["tokens"], micro["temperatures"])
@@ -71,7 +79,7 @@ class Policy(torch.nn.Module):
         found = self._of_head(hidden, tokens.flatten()[after], temperatures.flatten()[after])
         # One place more, for the last token of the last row.
         out = found.new_zeros(tokens.numel() + 1).index_put((places + 1,), torch.where(has_next, found, 0.0))
-        return out[:-1].view(tokens.shape)
+        return out[:-1].view(tokens.shape).clone()  # FSDP2 warns of views
 
     def _hidden(self, tokens: Tensor, positions: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return [T, H] last hidden states of the tokens [T] of rows that lie end to end."""

@@ -1,7 +1,7 @@
 """Collective operations of the reference trainer's data-parallel ranks; a single rank never blocks."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -65,18 +65,3 @@ class Ranks:
                 f"Another rank could not take its share of {what}, so none trains it: the log of that rank says why."
             )
         return made
-
-    def average_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Average over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
-        if self.size == 1:
-            return
-        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-        for parameter in parameters:
-            by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        for members in by_dtype.values():
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            self.add_up(flat)
-            flat /= self.size
-            for parameter, grad in zip(members, torch.split(flat, [g.numel() for g in grads]), strict=True):
-                parameter.grad = grad.view_as(parameter)

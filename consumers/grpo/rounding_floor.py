@@ -48,9 +48,10 @@ class RoundingFloor:
     def measure(self, learner: GRPO, batch: Batch) -> None:
         """Compare log-probabilities of this rank's share in both types, once. Blocks for two forward passes.
 
-        A copy of the weights in the engines' type is held meanwhile. If both are float32 nothing is computed.
+        A copy of the weights in the engines' type is held meanwhile. If both are float32 nothing is computed, and of a
+        policy that is split over ranks nothing is known.
         """
-        if self._is_done:
+        if self._is_done or learner.is_sharded:
             return
         try:
             found = rounding_of(learner, batch, self.dtype)

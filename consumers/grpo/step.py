@@ -3,7 +3,7 @@
     per batch                   minibatches x epochs optimizer steps; with several, log π_old of all of it first (T9)
     per optimizer step          a minibatch of whole groups, divided by its own counts over all ranks          (T10)
     per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / denominator of all ranks
-    over ranks                  gradients are averaged, so that dp_size cancels
+    over ranks                  gradients are averaged by the backward pass (shards), so that dp_size cancels
     then                        clip by norm, warm-up, optimizer; a norm that is not finite skips the step
 
 The split into ranks and micro-batches therefore changes nothing but rounding.
@@ -18,12 +18,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from penstock.config import TrainerConfig
 from penstock.config.trainer import KLEstimator
 from penstock.consumers.batch import layout
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo import losses, process
+from penstock.consumers.grpo import losses, process, shards
 from penstock.consumers.grpo.losses import TokenLoss, side_of
 from penstock.consumers.grpo.pictures import add_images
 from penstock.consumers.grpo.policy import Policy
@@ -31,7 +32,7 @@ from penstock.consumers.grpo.ranks import Ranks
 from penstock.consumers.grpo.totals import Figures, Totals, mean
 from penstock.consumers.grpo.train_rows import Ask, postprocess
 from penstock.consumers.grpo.weight_changes import WeightChanges
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.records.manifest import sample_numbers
 
@@ -103,11 +104,11 @@ MAX_SKIPPED = 3
 
 
 class GRPO:
-    """Makes optimizer steps on batches. Every rank has the complete model and passes ``step`` its share of a batch.
+    """Makes optimizer steps on batches. Every rank passes ``step`` its share of a batch.
 
     Args:
         model: a Hugging Face causal language model without dropout, its weights float32 (bfloat16 weights lose small
-            steps, which is warned of); the same weights on every rank.
+            steps, which is warned of); with several ranks a ``Policy`` of it that ``shards.shard`` has split.
         optimizer: over its parameters; its learning rates are those after the warm-up.
         config: loss, correction, clips, aggregation, warm-up, ``minibatches``, ``epochs``, ``max_tokens``, ``dtype``.
         dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
@@ -119,7 +120,7 @@ class GRPO:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: "torch.nn.Module | Policy",
         optimizer: torch.optim.Optimizer,
         config: TrainerConfig,
         *,
@@ -129,7 +130,7 @@ class GRPO:
         reference: torch.nn.Module | None = None,
     ) -> None:
         self.reference = None if reference is None else reference.eval().requires_grad_(False)
-        self.model = model
+        self.model = model.model if isinstance(model, Policy) else model
         self.optimizer = optimizer
         self.config = config
         self.dp_size = dp_size
@@ -147,7 +148,11 @@ class GRPO:
         #: Type of the forward and backward pass.
         self.compute_dtype = process.compute_dtype(config.dtype, self.device)
         #: Computes log π_θ.
-        self.policy = Policy(model, self.compute_dtype)
+        self.policy = model if isinstance(model, Policy) else Policy(model, self.compute_dtype)
+        #: Whether each rank holds a part of the weights.
+        self.is_sharded = shards.is_sharded(self.model)
+        if dp_size > 1 and not self.is_sharded:
+            raise ConfigError("The policy of several ranks is split over them: call shards.shard(policy) first.")
         self._reference_policy = None if self.reference is None else Policy(self.reference, self.compute_dtype)
         self._changes = WeightChanges(one for one in model.parameters() if one.requires_grad)
         self._ranks = Ranks(dp_size, process_group, self.device)
@@ -204,7 +209,6 @@ class GRPO:
                 self.optimizer.zero_grad(set_to_none=True)
                 for micro, old in zip(micros, of, strict=True):
                     self._backward(micro, old, totals, first=epoch == 0, moved=self.steps > begun)
-                self._ranks.average_gradients([p for p in self.model.parameters() if p.requires_grad])
                 norms.append(self.apply(batch))
         skipped = self.skipped - before
         self._count_batch(batch.n, skipped)
@@ -365,18 +369,20 @@ class GRPO:
         return whole / self.dp_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer and counts of steps; plain tensors and numbers."""
+        """Return weights, optimizer and counts of steps; plain tensors and numbers.
+
+        Of a sharded policy all ranks call it and wait for each other, and rank 0 gets the tensors.
+        """
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": shards.whole(self.model.state_dict()),
+            "optimizer": shards.whole(self.optimizer.state_dict()),
             "steps": self.steps,
             "skipped": self.skipped,
             "skipped_in_a_row": list(self.skipped_in_a_row),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        shards.load(self.model, self.optimizer, state)
         self.steps = int(state["steps"])
         self.skipped = int(state.get("skipped", 0))
         self.skipped_in_a_row = list(dict.fromkeys(int(n) for n in state.get("skipped_in_a_row", ())))
@@ -402,7 +408,8 @@ class GRPO:
 
     def apply(self, batch: Batch) -> float:
         """Clip, warm up and step, or skip if not finite; return the norm before the clip."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        found = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
         # The norm is of averaged gradients, but ranks must decide alike: rank 0 decides for all.
         if self._ranks.any(not math.isfinite(norm)):
             self._skip(batch, norm)

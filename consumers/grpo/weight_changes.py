@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from penstock.consumers.grpo.shards import local
+
 log = logging.getLogger(__name__)
 
 #: Optimizer steps with a learning rate above 0 that are checked, from the first one of a process.
@@ -21,7 +23,7 @@ class WeightChanges:
     """Compare a sample of the weights before and after each of the first optimizer steps.
 
     Args:
-        parameters: the master weights that are trained.
+        parameters: the master weights that are trained; of sharded ones this rank's part is compared.
         sample_size: number of weights, spread evenly over all of them.
     """
 
@@ -65,11 +67,11 @@ class WeightChanges:
         """Return the weights at the sampled places, end to end."""
         places = self._places if self._places is not None else self._choose()
         self._places = places
-        return torch.cat([one.reshape(-1)[at].float() for one, at in zip(self._parameters, places, strict=True)])
+        return torch.cat([local(one).reshape(-1)[at].float() for one, at in zip(self._parameters, places, strict=True)])
 
     def _choose(self) -> list[Tensor]:
         """Return the sampled places of each parameter, on its device."""
-        sizes = torch.tensor([0, *(one.numel() for one in self._parameters)])
+        sizes = torch.tensor([0, *(local(one).numel() for one in self._parameters)])
         total = int(sizes.sum())
         count = min(total, self._sample_size)
         places = torch.arange(count) * total // max(count, 1)

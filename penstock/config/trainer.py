@@ -138,7 +138,8 @@ class TrainerConfig(Section):
     max_token_staleness: Annotated[int, Field(ge=0)] | None = None
     #: Tokens per micro-batch; None: the whole rank's share at once.
     max_tokens: Positive | None = None
-    #: Processes of the trainer (torchrun-like, gloo on CPU, nccl on GPU).
+    #: Ranks of the trainer, each with 1/N of weights, gradients and optimizer state (FSDP2; gloo on CPU, nccl on GPUs):
+    #: processes that `penstock trainer` starts, or that torchrun did.
     dp_size: Positive = 1
     #: Longest wait of one rank for another: before a step, for payloads that a replica broadcasts, and before the parts
     #: of published weights are gathered.

@@ -1,5 +1,6 @@
 """T10: two ranks in real processes, over gloo, get the gradient that one rank gets from the same manifest."""
 
+import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from penstock.config import TrainerConfig
 from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.policy import Policy
+from penstock.consumers.grpo.shards import local, shard
 from penstock.consumers.grpo.step import GRPO
 from penstock.records.sample import Sample
-from tests.batch_factory import make_batch, make_samples, tiny_model
+from tests.batch_factory import end_to_end, make_batch, make_samples, tiny_model
 
 MICRO_BATCHES = (1, 3, 8)
 CORRECTIONS = ("bypass", "decoupled")
@@ -29,18 +32,24 @@ def samples() -> list[Sample]:
     return make_samples({4: tiny_model(1), 5: tiny_model(2)}, temperature=0.7)[:-1]
 
 
+def learner_of(config: TrainerConfig, dp_size: int, **limits: int) -> GRPO:
+    """One that starts alike everywhere; its learning rate is that of ``config``."""
+    policy = Policy(tiny_model(3), torch.float32)
+    if dp_size > 1:
+        shard(policy)
+    return GRPO(policy, torch.optim.SGD(policy.parameters(), lr=config.lr), config, dp_size=dp_size, **limits)  # type: ignore[arg-type]
+
+
 def gradient_of(batch: Batch, max_samples: int, correction: str, defect: str) -> tuple[Tensor, dict[str, float]]:
-    model = tiny_model(3)
     config = TrainerConfig(lr=0.0, max_grad_norm=1e9, correction=correction)  # type: ignore[arg-type]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = GRPO(model, optimizer, config, dp_size=batch.dp_size, max_samples=max_samples)
+    trainer = learner_of(config, batch.dp_size, max_samples=max_samples)
     if defect == "rank":
         mine = float(batch.arrays()["loss_mask"].sum())
         trainer.denominator = lambda micro: mine  # type: ignore[method-assign]
     elif defect == "micro":
         trainer.denominator = lambda micro: max(float(micro["loss_mask"].sum()), 1.0)  # type: ignore[method-assign]
     metrics = trainer.step(batch)
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]), metrics
+    return end_to_end(p.grad for p in trainer.model.parameters() if p.grad is not None), metrics
 
 
 def one_group_a_rank(rank: int, size: int) -> Batch:
@@ -52,11 +61,10 @@ def one_group_a_rank(rank: int, size: int) -> Batch:
 
 def weights_after(batch: Batch, **changes: Any) -> tuple[Tensor, dict[str, float]]:
     """What several optimizer steps on one batch leave."""
-    model = tiny_model(3)
     config = TrainerConfig(**({"lr": 0.05, "warmup_steps": 3, "minibatches": 2, "epochs": 2} | changes))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    metrics = GRPO(model, optimizer, config, dp_size=batch.dp_size, max_samples=3).step(batch)
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), metrics
+    trainer = learner_of(config, batch.dp_size, max_samples=3)
+    metrics = trainer.step(batch)
+    return end_to_end(trainer.model.parameters()), metrics
 
 
 def broken_on_one_rank(rank: int, size: int) -> Batch:
@@ -68,18 +76,35 @@ def broken_on_one_rank(rank: int, size: int) -> Batch:
 
 def skipped_then_trained(rank: int, size: int) -> tuple[list[Tensor], list[float]]:
     """Weights before, after a batch that cannot be trained, and after one that can; norms of both."""
-    model = tiny_model(3)
-    config = TrainerConfig(lr=0.05, warmup_steps=0)
-    trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.05), config, dp_size=size)
-
-    def weights() -> Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
-
-    found, skipped = [weights()], []
+    trainer = learner_of(TrainerConfig(lr=0.05, warmup_steps=0), size)
+    found, skipped = [end_to_end(trainer.model.parameters())], []
     for batch in (broken_on_one_rank(rank, size), make_batch(samples(), dp_rank=rank, dp_size=size)):
         skipped.append(trainer.step(batch)["skipped_steps"])
-        found.append(weights())
+        found.append(end_to_end(trainer.model.parameters()))
     return found, skipped
+
+
+def resumed(rank: int, size: int, checkpoint: Any = None) -> tuple[Tensor, dict[str, Any], float]:
+    """Weights after a step, a checkpoint, loaded again, and a step; the checkpoint; the share of weights held here."""
+    policy = Policy(tiny_model(3), torch.float32)
+    total = sum(one.numel() for one in policy.parameters())
+    if size > 1:
+        shard(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01, fused=True)
+    trainer = GRPO(policy, optimizer, TrainerConfig(lr=0.01, warmup_steps=0), dp_size=size)
+    batch = make_batch(samples(), dp_rank=rank, dp_size=size)
+    if checkpoint is None:
+        trainer.step(batch)
+        checkpoint = copy.deepcopy(trainer.state_dict())
+        trainer.step(batch)
+        if size > 1:
+            told = [checkpoint]  # ranks but 0 have none
+            dist.broadcast_object_list(told)
+            checkpoint = told[0]
+    trainer.load_state_dict(copy.deepcopy(checkpoint))
+    trainer.step(batch)
+    held = sum(local(one).numel() for one in policy.parameters())
+    return end_to_end(policy.parameters()), checkpoint, held / total
 
 
 def cases() -> Iterator[tuple[int, str, str]]:
@@ -100,7 +125,7 @@ def run_rank(rank: int, folder: str) -> None:
             for correction in CORRECTIONS
         }
         skips = skipped_then_trained(rank, WORLD)
-        torch.save([len(batch), results, steps, skips], f"{folder}/rank{rank}.pt")
+        torch.save([len(batch), results, steps, skips, resumed(rank, WORLD)], f"{folder}/rank{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -157,7 +182,7 @@ def test_T9_T10_a_rank_without_a_minibatch_takes_a_filler(ranks: list[Any], corr
     held = [[sum(row >= 0 for m in part for row in m["rows"]) for part in share.minibatches(2)] for share in shares]
     assert sorted(held) == [[0, 4], [4, 0]]
     wanted, metrics = weights_after(one_group_a_rank(0, 1), correction=correction)
-    for _, _, steps, _ in ranks:
+    for _, _, steps, *_ in ranks:
         found, found_metrics = steps[correction]
         assert float((found - wanted).abs().max()) < 1e-6
         assert found_metrics == pytest.approx(metrics, rel=1e-3, abs=1e-5)
@@ -166,8 +191,19 @@ def test_T9_T10_a_rank_without_a_minibatch_takes_a_filler(ranks: list[Any], corr
 
 def test_ranks_skip_a_gradient_that_is_not_finite_together(ranks: list[Any]) -> None:
     """One rank's sample breaks it; both skip, and go on alike with the next batch."""
-    for *_, ((before, between, after), skipped) in ranks:
+    for *_, ((before, between, after), skipped), _ in ranks:
         assert skipped == [1, 0]
         assert torch.equal(before, between)
         assert not torch.equal(between, after)
     assert torch.equal(ranks[0][3][0][2], ranks[1][3][0][2])
+
+
+def test_T14_a_checkpoint_of_two_ranks_goes_on_with_any_number(ranks: list[Any]) -> None:
+    """Each holds half of the weights, which the checkpoint has whole, as its optimizer's state."""
+    wanted, own, share = resumed(0, 1)
+    assert share == 1
+    for *_, (found, checkpoint, share) in ranks:
+        assert share == pytest.approx(0.5, abs=0.02)
+        assert float((found - wanted).abs().max()) < 1e-5
+        assert checkpoint["model"].keys() == own["model"].keys()
+        assert float((resumed(0, 1, checkpoint)[0] - wanted).abs().max()) < 1e-5

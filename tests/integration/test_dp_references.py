@@ -18,6 +18,8 @@ from torch import Tensor
 from penstock.config import TrainerConfig
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo import step
+from penstock.consumers.grpo.policy import Policy
+from penstock.consumers.grpo.shards import shard
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.train_rows import Ask, TrainRow
 from penstock.errors import PayloadError, PenstockError
@@ -120,11 +122,13 @@ def batch_of(case: Case, rank: int, size: int) -> Batch:
 
 
 def learner_of(case: Case, size: int, max_samples: int | None) -> GRPO:
-    model = near_model()
+    policy = Policy(near_model(), torch.float32)
+    if size > 1:
+        shard(policy)
     config = TrainerConfig(**({"lr": 0.0, "max_grad_norm": 1e9, "warmup_steps": 0} | dict(case.settings)))
     reference = tiny_model(SEEDS[REFERENCE_LOGPROBS]) if case.own else None
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
-    learner = GRPO(model, optimizer, config, dp_size=size, max_samples=max_samples, reference=reference)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=config.lr)
+    learner = GRPO(policy, optimizer, config, dp_size=size, max_samples=max_samples, reference=reference)
     learner.postprocess = case.postprocess
     return learner
 
@@ -266,4 +270,4 @@ def test_T14_an_array_that_a_sample_lacks_is_seen_by_every_rank() -> None:
         batch = with_beside(samples, TEACHER_LOGPROBS, beside, dp_rank=rank, dp_size=WORLD)
         # By the manifest: no process group is there to ask others in.
         with pytest.raises(PayloadError, match=f"sample {samples[0].id} has no side array"):
-            learner_of(CASES["distill alone"], WORLD, None)._parts(batch)
+            learner_of(CASES["distill alone"], 1, None)._parts(batch)
