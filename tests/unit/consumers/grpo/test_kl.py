@@ -149,8 +149,7 @@ def test_T14_a_rank_sees_the_rewards_of_the_whole_batch() -> None:
     halves: list[Tensor] = []
 
     def of_rank(rank: int, add_up: Callable[[Tensor], Any]) -> Batch:
-        trainer = learner(near_model(), settings, reference=tiny_model(3), dp_size=2)
-        trainer._ranks.any = lambda flag: flag  # type: ignore[method-assign]
+        trainer = learner(near_model(), settings, reference=tiny_model(3))
         trainer._ranks.add_up = add_up  # type: ignore[method-assign]
         batch = make_batch(samples, dp_rank=rank, dp_size=2)
         trainer._take_off_rewards(batch)
