@@ -75,11 +75,11 @@ def main(config: Config) -> int:
     """
     size = config.trainer.dp_size
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        count = int(os.environ["WORLD_SIZE"])
         if count != size:
             raise ConfigError(f"torchrun started {count} ranks, and trainer.dp_size is {size}: set it to {count}.")
         if size > 1:
-            return _run_in_group(config, rank, int(os.environ["LOCAL_RANK"]), "env://")
+            return _run_in_group(config, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), "env://")
     if size == 1:
         return _run_rank(config, 0, 1)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
