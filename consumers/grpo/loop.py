@@ -198,7 +198,7 @@ class TrainingLoop:
 
     def _restore(self) -> None:
         """Load the newest checkpoint; without one, batches are delivered again from the first."""
-        # Of whole tensors each rank keeps its part.
+        # Each rank keeps its part of the full tensors.
         device = "cpu" if self.learner.is_sharded else self.config.trainer.device
         found = checkpoint.latest(self._folder, device, fits=self.trainer.fits)
         if found is None:

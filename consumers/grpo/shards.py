@@ -1,6 +1,6 @@
 """A policy held in parts by the data-parallel ranks (FSDP2): each has 1/N of weights, gradients and optimizer state.
 
-Checkpoints have whole tensors, so that a run goes on with any number of ranks.
+Checkpoints have full tensors, so that a run can continue with any number of ranks.
 """
 
 from typing import Any
