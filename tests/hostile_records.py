@@ -19,8 +19,7 @@ from penstock.protocol.transfers import Decision, Enrollment
 from penstock.records.codec import pack, unpack
 from penstock.records.job import Job
 from penstock.records.manifest import Manifest, Row
-from penstock.records.offer import Offer
-from penstock.records.publication import Publication, Whole
+from penstock.records.publication import Offer, Publication, Whole
 from penstock.records.sample import Sample
 from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.weights.index import WeightsIndex

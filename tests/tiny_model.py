@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.records.publication import Publication
-from penstock.system.checksum import file_xxh3
+from penstock.system.disk import file_xxh3
 
 #: No space: tokenizers of the Qwen2 family write it as another character.
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz=+-<>?."

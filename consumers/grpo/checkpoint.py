@@ -1,6 +1,6 @@
 """Checkpoints of a trainer: one file, complete or absent, without pickled data beyond what ``weights_only`` loads.
 
-``step00000040-89abcdef.pt``: the step, and the CRC-32 of the file, so that damage is detected before loading.
+``step00000040-0123456789abcdef.pt``: the step, and the XXH3 of the file, so that damage is detected before loading.
 Only one rank writes. Calls block for as long as the disk takes.
 """
 
@@ -17,12 +17,11 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 
 from penstock.errors import DiskFull, PenstockError
-from penstock.system.checksum import file_crc32
-from penstock.system.disk import fsync, is_full
+from penstock.system.disk import file_xxh3, fsync, is_full
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step\d{8,}-[0-9a-f]{8}\.pt")
+_NAME = re.compile(r"step\d{8,}-[0-9a-f]{16}\.pt")
 _TEMPORARY = ".writing-"
 
 
@@ -64,7 +63,7 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
         for leftover in directory.glob(f"{_TEMPORARY}*"):
             leftover.unlink()
         _write(content, temporary)
-        path = directory / f"step{step:08d}-{file_crc32(temporary):08x}.pt"
+        path = directory / f"step{step:08d}-{file_xxh3(temporary):016x}.pt"
         temporary.replace(path)
         fsync(directory)
         # Checkpoints of this step or later belong to an abandoned future.
@@ -155,8 +154,8 @@ def latest(
 
 
 def _load(path: Path, map_location: str) -> Checkpoint:
-    if (found := file_crc32(path)) != int(path.stem.partition("-")[2], 16):
-        raise PenstockError(f"its CRC-32 is {found:08x}")
+    if (found := file_xxh3(path)) != int(path.stem.partition("-")[2], 16):
+        raise PenstockError(f"its XXH3 is {found:016x}")
     content = torch.load(path, map_location=map_location, weights_only=True)
     rng = content["rng"]
     # Generators take their states from host memory, wherever the weights go.

@@ -26,7 +26,7 @@ from penstock.config.serving import ServingConfig, cannot_listen, host_in_url
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import PenstockError, PublishError
 from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, offer_weights
-from penstock.records.offer import Offer
+from penstock.records.publication import Offer
 from penstock.redis.control import AsyncControl
 from penstock.text import format_exc, redact
 from penstock.weights.file_errors import is_folder

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from penstock.consumers.clock import folder_of, versions_in
 from penstock.consumers.weights.sources import Bucket, Source, Weights, as_source, buckets, dtype_name
 from penstock.errors import DiskFull, PublishError
-from penstock.system.checksum import bytes_xxh3, file_xxh3
-from penstock.system.disk import fsync, is_full, remove_whole
+from penstock.system.disk import file_xxh3, fsync, is_full, remove_whole
 from penstock.weights.index import DTYPE_BYTES, INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 
@@ -192,8 +192,8 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
                         f"{file}: {name} was read back as {found.dtype} {list(found.shape)}, "
                         f"not {tensor.dtype} {list(tensor.shape)}."
                     )
-                checksums[name] = bytes_xxh3(_bytes_of(found))
-                if checksums[name] != bytes_xxh3(_bytes_of(tensor)):
+                checksums[name] = xxh3_64_intdigest(_bytes_of(found))
+                if checksums[name] != xxh3_64_intdigest(_bytes_of(tensor)):
                     raise PublishError(f"{file}: the values of {name} were read back changed; check the disk.")
     except SafetensorError as exc:
         raise PublishError(f"{file} cannot be read back: {exc}.") from exc

@@ -14,8 +14,7 @@ All bytes that are read are checked; invalid ones raise PayloadError with one se
 here blocks.
 """
 
-from penstock.payloads.format import GENERATED, LOSS, MAX_TOKENS, Array, Payload, checksum_of
-from penstock.payloads.read import decode
+from penstock.payloads.format import GENERATED, LOSS, MAX_TOKENS, Array, Payload, checksum_of, decode
 from penstock.payloads.write import encode, pack
 
 __all__ = ["GENERATED", "LOSS", "MAX_TOKENS", "Array", "Payload", "checksum_of", "decode", "encode", "pack"]

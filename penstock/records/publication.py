@@ -1,4 +1,4 @@
-"""The publication of one version of a model's weights."""
+"""The publication of one version of a model's weights, and the address at which its folder is served."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -139,3 +139,14 @@ class Whole(Record):
         if publication.is_whole:
             return publication
         return replace(publication, path=self.path, index=self.index, num_bytes=self.num_bytes, write_s=self.write_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Record):
+    """The address of a version. What is fetched there is verified by the index that was announced."""
+
+    #: ``http(s)://HOST:PORT``
+    url: str
+    version: int
+    #: Digest of the version's ``weights.index``, which names all files and their sizes.
+    index: str

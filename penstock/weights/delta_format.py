@@ -31,8 +31,7 @@ import xxhash
 import zstandard
 
 from penstock.errors import PublishError
-from penstock.system.checksum import file_xxh3
-from penstock.system.disk import fsync, open_plain
+from penstock.system.disk import file_xxh3, fsync, open_plain
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, WeightsIndex, digest, index_in, read_index
 

@@ -1,5 +1,6 @@
 """The protocol of sources of rows, and the error of an unusable row."""
 
+import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,8 +58,5 @@ class Rows(Protocol):
 
 def digest_of_file(path: Path) -> str:
     """Return the digest of a file's bytes. Blocks for the disk. Raises OSError."""
-    digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -11,10 +11,9 @@ import redis
 
 from penstock.config import Config
 from penstock.records.keys import Keys
-from penstock.records.offer import Offer
-from penstock.records.publication import Publication
+from penstock.records.publication import Offer, Publication
 from penstock.redis.connect import connect
-from penstock.system.checksum import file_xxh3
+from penstock.system.disk import file_xxh3
 from penstock.weights.index import INDEX_FILE, digest, index_bytes
 from penstock.workers.weights.download import Download
 from tests.integration import play

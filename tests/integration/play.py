@@ -12,8 +12,7 @@ from penstock.protocol.tokens import LaneTokens, of_training, tokens_of
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.manifest import Manifest
-from penstock.records.offer import Offer
-from penstock.records.publication import Whole
+from penstock.records.publication import Offer, Whole
 from penstock.records.sample_meta import SampleMeta, iter_metas
 
 MODEL = "policy"

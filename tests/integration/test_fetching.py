@@ -24,7 +24,7 @@ from penstock.consumers.weights.static_files import StaticFiles
 from penstock.errors import PublishError
 from penstock.records.causes import Cause, WeightsFetched
 from penstock.records.keys import Keys
-from penstock.records.offer import Offer
+from penstock.records.publication import Offer
 from penstock.redis.server import RedisServer
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest
 from penstock.weights.serving import object_name

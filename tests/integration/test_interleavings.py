@@ -20,7 +20,7 @@ from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.records.causes import PayloadServersAway
 from penstock.records.disposal import Disposal
 from penstock.records.keys import Keys
-from penstock.records.offer import Offer
+from penstock.records.publication import Offer
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -16,12 +16,12 @@ import redis
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from xxhash import xxh3_64_intdigest
 
 from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
-from penstock.system.checksum import bytes_xxh3
 from tests.integration import oracle, worker_play
 from tests.integration.saved import saved
 from tests.integration.worker_play import presence, until, working
@@ -39,7 +39,7 @@ def load(folder: Path) -> Any:
 def checksums(folder: Path) -> dict[str, int]:
     """Checksum of every tensor of an unsharded model."""
     tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    return {name: bytes_xxh3(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
+    return {name: xxh3_64_intdigest(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
 
 
 @contextmanager

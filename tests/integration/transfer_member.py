@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from xxhash import xxh3_64_intdigest
 
 from penstock.protocol import scripts, transfers
 from penstock.protocol.scripts import run
@@ -23,7 +24,6 @@ from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.redis.connect import connect
-from penstock.system.checksum import bytes_xxh3
 from penstock.weights.index import in_buckets, read_index
 
 
@@ -66,7 +66,7 @@ def main(url: str, run_name: str, name: str, versions: int, stop_at: int, how: i
             group.broadcast(flat, 0).wait()
             start = 0
             for entry in bucket:
-                received[entry.name] = bytes_xxh3(flat[start : start + entry.num_bytes].numpy().tobytes())
+                received[entry.name] = xxh3_64_intdigest(flat[start : start + entry.num_bytes].numpy().tobytes())
                 start += entry.num_bytes
         client.set(keys.of(f"received:{name}:{publication.version}"), json.dumps(received))
 

@@ -26,12 +26,11 @@ from penstock.consumers.batch import column_files, recording
 from penstock.consumers.grpo import checkpoint
 from penstock.errors import PenstockError
 from penstock.payloads import checksum_of, sides
-from penstock.payloads.format import MAGIC
-from penstock.payloads.read import decode
+from penstock.payloads.format import MAGIC, decode
 from penstock.protocol.engine_http import check_weights
 from penstock.protocol.presence import WorkerPresence
 from penstock.records.codec import pack
-from penstock.system.checksum import file_crc32
+from penstock.system.disk import file_xxh3
 from penstock.weights.safetensors_files import read_header
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from penstock.workers.rewards.pool.wire import Verdict, sample_from_json
@@ -151,7 +150,7 @@ def test_no_weights_and_no_checkpoint_are_unpickled(bombs: list[bytes], folder: 
         whole = tmp_path / f"{number}"
         whole.mkdir()
         torch.save(content, whole / "new.pt")
-        (whole / "new.pt").rename(whole / f"step00000001-{file_crc32(whole / 'new.pt'):08x}.pt")
+        (whole / "new.pt").rename(whole / f"step00000001-{file_xxh3(whole / 'new.pt'):016x}.pt")
         with pytest.raises(PenstockError, match="is damaged"):
             checkpoint.latest(whole)
 

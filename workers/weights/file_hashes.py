@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.system.checksum import file_xxh3
-from penstock.system.disk import check_own, own_folder, put
+from penstock.system.disk import check_own, file_xxh3, own_folder, put
 from penstock.system.keeper import die_with_parent
 from penstock.system.processes import python_command, python_environment
 from penstock.weights.file_errors import as_publish_error

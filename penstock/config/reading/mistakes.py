@@ -21,7 +21,6 @@ _KL_WEIGHT = "trainer.kl.weight (estimator and place beside it)"
 _SOURCE = "data.train.0.path (python:module:Class)"
 _LONG = "data.train.0.on_long_prompt (error or skip)"
 _OVERLONG = "reward.overlong (max_tokens, buffer_tokens, factor)"
-_SERVING = "serving.enabled (weights over HTTP)"
 _TRACKERS = "trainer.report_to (a list, such as [wandb])"
 
 #: Last part of a key, lower case -> the key of ours, and in brackets what differs.
@@ -194,8 +193,6 @@ CALLED = {
     "partial_rollout": "worker.apply (in_place and abort continue generated prefixes)",
     "use_rollout_routing_replay": "rollout.sides: [routed_experts]",
     "update_weights_interval": "trainer.batches_per_version",
-    "relay": _SERVING,
-    "serve_weights": _SERVING,
 }
 
 #: Names without a key -> explanation.
@@ -213,8 +210,6 @@ ABSENT = {
     "weight_decay": "it is 0.01, as AdamW has it",
     "warmup_ratio": "set trainer.warmup_steps",
     "logging_steps": "every step is written to steps.jsonl",
-    "range_bytes": "it was removed; a worker fetches 4 files at once",
-    "parameter_server_gpus": "the transport checkpoint_engine was removed; see trainer.transport",
 }
 
 

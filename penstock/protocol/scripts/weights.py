@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from penstock.errors import ProtocolError
 from penstock.records.codec import count_of, name_in, number_in, unpack_map
 from penstock.records.keys import Keys
-from penstock.records.offer import Offer
-from penstock.records.publication import Publication, Whole
+from penstock.records.publication import Offer, Publication, Whole
 from penstock.records.record import readable
 from penstock.redis.call import Call, Value, script, text, version_field
 from penstock.redis.commands import AsyncClient, Client

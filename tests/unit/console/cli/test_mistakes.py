@@ -127,19 +127,10 @@ def refused(path: Path, *overrides: str) -> str:
         ("trainer.clip_ratio_c=3", "here it is trainer.dual_clip."),
         ("update_weight_transfer_mode=delta", "here it is trainer.transport."),
         ("rollout.checkpoint_engine.backend=nccl", "here it is trainer.transport."),
-        (
-            "trainer.parameter_server_gpus=[0]",
-            "remove it: the transport checkpoint_engine was removed; see trainer.transport.",
-        ),
-        (
-            "serving.range_bytes=1048576",
-            "remove it: it was removed; a worker fetches 4 files at once.",
-        ),
         ("rollout.update_weights_bucket_megabytes=512", "here it is trainer.bucket_bytes."),
         ("rollout.partial_rollout=true", "here it is worker.apply (in_place and abort continue generated prefixes)."),
         ("use_rollout_routing_replay=true", "here it is rollout.sides: [routed_experts]."),
         ("trainer.transport=NCCL", "did you mean nccl?"),
-        ("relay.enabled=true", "here it is serving.enabled (weights over HTTP)."),
         # The same name in the section that is meant, or where a dataset has it.
         ("reward.url=http://x", "did you mean reward.remote.url?"),
         ("data.image_key=images", "did you mean data.train.0.image_key?"),

@@ -11,7 +11,7 @@ import torch
 
 from penstock.consumers.grpo import checkpoint
 from penstock.errors import PenstockError
-from penstock.system.checksum import file_crc32
+from penstock.system.disk import file_xxh3
 
 
 def learner(value: float = 1.0) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_a_file_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
 
     path = tmp_path / "evil.pt"
     torch.save({"learner": Evil()}, path)
-    path.rename(tmp_path / f"step00000001-{file_crc32(path):08x}.pt")
+    path.rename(tmp_path / f"step00000001-{file_xxh3(path):016x}.pt")
     with pytest.raises(PenstockError, match="damaged"):
         checkpoint.latest(tmp_path)
     assert not (tmp_path / "ran").exists()

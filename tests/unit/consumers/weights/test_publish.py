@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from xxhash import xxh3_64_intdigest
 
 from penstock.consumers.clock import versions_in
 from penstock.consumers.weights import write
 from penstock.consumers.weights.write import Written, write_weights
 from penstock.errors import PublishError
-from penstock.system.checksum import bytes_xxh3, file_xxh3
+from penstock.system.disk import file_xxh3
 from penstock.weights.index import INDEX_FILE, in_buckets, read_index
 from tests.batch_factory import tiny_model
 from tests.tiny_model import make_tiny_mixture
@@ -58,7 +59,7 @@ def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path
         name: ("float32", tuple(tensor.shape)) for name, tensor in stored.items()
     }
     for entry in entries:
-        assert entry.checksum == bytes_xxh3(stored[entry.name].numpy().tobytes())
+        assert entry.checksum == xxh3_64_intdigest(stored[entry.name].numpy().tobytes())
 
 
 @pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "made"])

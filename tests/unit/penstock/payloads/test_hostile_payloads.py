@@ -12,8 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from penstock.consumers.batch import columns
 from penstock.consumers.batch.columns import Layout
 from penstock.payloads import checksum_of, sides
-from penstock.payloads.format import MAGIC
-from penstock.payloads.read import decode
+from penstock.payloads.format import MAGIC, decode
 from penstock.records.manifest import Row
 from tests.hostile import SAME, is_read_or_refused, near
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.system.checksum import file_xxh3
+from penstock.system.disk import file_xxh3
 from penstock.system.processes import python_environment
 from penstock.workers.weights import file_hashes
 from penstock.workers.weights.file_hashes import cache_folder, hash_files, hashes_of, prove

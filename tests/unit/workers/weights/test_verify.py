@@ -13,8 +13,8 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
-from penstock.system import checksum
-from penstock.system.checksum import file_xxh3
+from penstock.system import disk
+from penstock.system.disk import file_xxh3
 from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import METADATA_BYTES, Tensors, has_tied_embeddings, read_folder
 from penstock.workers.weights.verify import verify_publication
@@ -185,7 +185,7 @@ def test_weights_are_not_hashed_in_the_worker_itself(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write(tmp_path / "large", {"model.norm.weight": [5 * 2**20]})
     large = publish(tmp_path / "large")
-    monkeypatch.setattr(checksum.xxhash, "xxh3_64", lambda: pytest.fail("it was hashed in the worker"))
+    monkeypatch.setattr(disk.xxhash, "xxh3_64", lambda: pytest.fail("it was hashed in the worker"))
     verify_publication(large, {})
     with (tmp_path / "large" / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
