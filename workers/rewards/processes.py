@@ -31,7 +31,7 @@ from penstock.workers.rewards.kinds.registry import kind_of
 
 #: Address space of a process; an answer such as 9**9**9 must not exhaust the machine.
 MAX_BYTES = 4 * 1024**3
-#: CPU time of one check in seconds; an answer that needs more is worth 0 (docs/truth.md, T11).
+#: CPU time of one check in seconds; an answer that needs more is worth 0 (docs/internals/truth.md, T11).
 CHECK_CPU_S = 5
 #: Characters at the end of an answer that slow rewards check: results are at the end.
 MAX_TEXT = 256 * 1024
