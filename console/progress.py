@@ -1,4 +1,4 @@
-"""Show the progress of long operations on stderr: a bar with an ETA on a terminal, plain lines in a pipe.
+"""Show the progress of long operations on stderr: a line that changes on a terminal, plain lines in a pipe.
 
 Nothing is shown for short operations, or with ``--json``.
 """
@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.text import Text
 
 from penstock.console.terminal import Terminal, duration
 from penstock.text import printable
@@ -43,19 +44,19 @@ class Steps:
         self._began = self._said_at = clock()
         self._said: tuple[int, str] | None = None
         self._hidden = hidden
-        self._bar = _bar(self._console) if self._console.is_terminal and not hidden else None
-        self._task = self._bar.add_task(self._what, total=total, words="") if self._bar is not None else None
+        is_shown = self._console.is_terminal and not hidden
+        self._status = Status(Text(self._what), console=self._console) if is_shown else None
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        if self._status is not None:
+            self._status.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._status is not None:
+            self._status.stop()
 
     def at(self, done: int, words: str = "", *, total: int | None = None) -> None:
         """Report the number of finished steps; ``words`` names the current one. Returns at once.
@@ -64,8 +65,8 @@ class Steps:
             total: number of steps, if it became known only now.
         """
         self._total = self._total if total is None else total
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=self._total, words=printable(words))
+        if self._status is not None:
+            self._status.update(Text(self.line(done, words)))
         elif not self._hidden and self._clock() - self._said_at >= self._pause_s(done, words):
             self._said_at, self._said = self._clock(), (done, words)
             self._console.print(self.line(done, words), markup=False, highlight=False, soft_wrap=True)
@@ -80,15 +81,3 @@ class Steps:
         left = f", about {duration(took_s * (self._total - done) / done)} left" if done and self._total else ""
         counted = counted if self._total is not None or done else ""
         return printable(f"{self._what}:{counted}{words and f' {words}'} ({took_s:.0f} s{left})")
-
-
-def _bar(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[words]}", markup=False),
-    )
-    return Progress(*columns, console=console, transient=True)

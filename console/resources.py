@@ -1,6 +1,6 @@
 """Every resource that the console shows, declared once: its reader, its columns with their meaning, its key.
 
-`penstock NOUN ls`, `show`, `--json`, `--where` and the completion of ids, the tables of `status` and `top`, and the
+`penstock NOUN ls`, `show`, `--json`, `--where`, the tables of `status` and `top`, and the
 lists of the page are made from this table. `penstock NOUN ls --help` prints what the columns mean.
 """
 

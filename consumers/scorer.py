@@ -25,7 +25,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.config import Config
-from penstock.consumers.batch.fetch import PayloadReader
+from penstock.consumers.batch.fetch import PayloadReader, row_of_meta
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
 from penstock.metrics.series import counter, gauge
 from penstock.metrics.server import Exporter
@@ -390,24 +390,7 @@ def _pieces(given: Sequence[tuple[int, Given]]) -> Iterator[list[tuple[int, Give
 
 def _row(job: str, meta: SampleMeta) -> tuple[Row, int]:
     """Return the location of a sample's payload, and the version it was scored under."""
-    row = Row(
-        job=job,
-        k=meta.k,
-        token=meta.token,
-        server=meta.server,
-        checksum=meta.checksum,
-        num_bytes=meta.num_bytes,
-        length=meta.length,
-        prompt_length=meta.prompt_length,
-        num_generated=0,
-        num_loss=0,
-        oldest=meta.oldest,
-        newest=meta.newest,
-        oldest_loss=-1,
-        reward=meta.reward,
-        status=meta.status,
-        shared=meta.shared,
-    )
+    row = row_of_meta(job, meta)
     version = meta.reward_info.get("version")
     if not isinstance(version, int):
         raise PayloadError(f"sample {row.sample}: it does not say which version it was scored under.")

@@ -2,15 +2,17 @@
 
     subscriber     its subscription                 reader        makes batches of manifests
     progress       batches trained and committed    clock         the versions that it drives
-    publisher      publishes weights                engines       commands to engines
+    publisher      publishes weights                steps         rows of trained batches
 
-``Trainer`` reads the batches that are cut for it; ``Requests`` reads the answers to its own prompts.
+``Trainer`` reads the batches that are cut for it; ``Requests`` reads the answers to its own prompts. ``RunClient`` has
+the methods of both.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
@@ -34,67 +36,15 @@ from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import ConfigError, ProtocolError
 from penstock.metrics.server import Exporter
 from penstock.protocol import scripts
-from penstock.protocol.memory_control import change, check_tags, revive, watch
+from penstock.protocol.memory_control import TAGS, change, check_tags, revive, watch
 from penstock.protocol.presence import WorkerPresence, live_workers
+from penstock.records.causes import Cause, user_wait
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.system.extras import needed
 
 if TYPE_CHECKING:
     from penstock.consumers.weights.publisher import Publisher
-
-
-class Engines:
-    """Command the engines of one model: offload and onload GPU memory, pause health checks, restart.
-
-    The leader rank sends the commands; on other ranks every call but ``workers`` returns at once. Calls block until all
-    workers have applied them, and report which one they wait for; WaitTimeout names it.
-    """
-
-    def __init__(self, subscriber: Subscriber, model: str) -> None:
-        self._subscriber = subscriber
-        self._control = subscriber.control
-        self._keys = subscriber.keys
-        self._model = model
-        self._by = f"trainer {subscriber.name}"
-
-    def offload(self, tags: Iterable[str], timeout_s: float) -> None:
-        """Release memory of ``tags``, see ``Trainer.offload_engines``."""
-        given = set(check_tags(tags))
-        self._change(lambda offloaded: offloaded | given, timeout_s)
-
-    def onload(self, tags: Iterable[str], timeout_s: float) -> None:
-        """Restore memory of ``tags``, see ``Trainer.onload_engines``."""
-        given = set(check_tags(tags))
-        self._change(lambda offloaded: offloaded - given, timeout_s)
-
-    def watch(self, watched: bool, timeout_s: float) -> None:
-        """Enable or disable health checks, see ``Trainer.watch_engines``."""
-        if self._subscriber.seat.leads:
-            watch(self._control, self._keys, self._model, watched, by=self._by, timeout_s=timeout_s)
-
-    def revive(self, timeout_s: float) -> None:
-        """Restart lost engines at once, see ``Trainer.revive_engines``."""
-        if self._subscriber.seat.leads:
-            blocked_on = self._subscriber.waiting.blocked_on
-            revive(self._control, self._keys, self._model, by=self._by, timeout_s=timeout_s, blocked_on=blocked_on)
-
-    def workers(self) -> list[WorkerPresence]:
-        """Return the presence of each live worker. Blocks for a round trip."""
-        return self._control.do(lambda client: live_workers(client, self._keys))
-
-    def _change(self, change_tags: Callable[[set[str]], set[str]], timeout_s: float) -> None:
-        if self._subscriber.seat.leads:
-            blocked_on = self._subscriber.waiting.blocked_on
-            change(
-                self._control,
-                self._keys,
-                self._model,
-                change_tags,
-                by=self._by,
-                timeout_s=timeout_s,
-                blocked_on=blocked_on,
-            )
 
 
 class Session:
@@ -144,12 +94,10 @@ class Session:
         #: Records a row per committed batch, in the leading process.
         self.steps = self._recorder(url, definition, records)
         self._publisher: Publisher | None = None
-        self.engines = Engines(self.subscriber, model)
         self.evaluations = Evaluations(config, self.clock, is_read=reads_evaluations and publishes and seat.leads)
         self.evaluations.listeners.append(self.steps.evaluated)
         self._evaluation_reader = EvaluationReader(config, self.evaluations)
         self._exporter: Exporter | None = None
-        #: Times at which uncommitted batches were handed out (Unix seconds).
 
     def _recorder(self, url: str, definition: Definition, records: bool) -> StepRecorder:
         if not (self.seat.leads and records):
@@ -291,3 +239,106 @@ class Session:
                 self._publisher.writer.keep()
             staleness = self.config.staleness
             self.clock.announce_again(staleness.bound if staleness.mode is Mode.ASYNC else 0)
+
+
+class RunClient:
+    """Command engines, pin versions and report waits and figures, in every client of a run.
+
+    The leader rank commands the engines; on other ranks these calls, but for ``workers``, return at once.
+    """
+
+    config: Config
+    session: Session
+
+    @property
+    def keys(self) -> Keys:
+        """Return the names of the run's keys."""
+        return self.session.keys
+
+    @property
+    def version(self) -> int:
+        """Return the version of the last publication; 0 before the first. Blocks for one round trip."""
+        return self.session.clock.read()
+
+    @property
+    def weights_dir(self) -> Path:
+        """Return the folder of published versions."""
+        return weights_dir_of(self.config)
+
+    def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
+        """Release GPU memory of every engine: ``weights``, ``kv_cache``, ``cuda_graph``; all by default.
+
+        For a trainer on the engines' GPUs. Running requests return first (policy drain: samples end first). Restarted
+        workers do so too. Blocks until all have; engines need ``enable-memory-saver``.
+
+        Raises:
+            WaitTimeout: a worker has not within ``timeout`` seconds; names it.
+        """
+        given = set(check_tags(tags))
+        self._command(change, lambda offloaded: offloaded | given, timeout_s=timeout, blocked_on=self._blocked_on)
+
+    def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
+        """Restore that memory; with ``weights`` engines load the newest publication before they resume.
+
+        Blocks as :meth:`offload_engines`.
+        """
+        given = set(check_tags(tags))
+        self.session.settle()
+        self._command(change, lambda offloaded: offloaded - given, timeout_s=timeout, blocked_on=self._blocked_on)
+
+    def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
+        """Enable failed health checks of engines; false: ignore them, while this process uses their GPUs.
+
+        An engine whose process exits is lost either way. Blocks until all do; raises as :meth:`offload_engines`.
+        """
+        self._command(watch, watched, timeout_s=timeout)
+
+    def revive_engines(self, *, timeout: float = 600.0) -> None:
+        """Restart lost engines at once, without the backoff after several failures; block until all serve.
+
+        They are restarted in any case; this is for a trainer that cannot continue without them. With memory offloaded
+        it returns at once: they start when it is restored.
+
+        Raises:
+            WaitTimeout: an engine is not back within ``timeout`` seconds; names its worker and the reason.
+        """
+        self._command(revive, timeout_s=timeout, blocked_on=self._blocked_on)
+
+    def workers(self) -> list[WorkerPresence]:
+        """Return the presence of each live worker: ``name``, ``url`` of its engine, ``version``, ``state``, ...
+
+        Blocks for a round trip.
+        """
+        return self.session.subscriber.control.do(lambda client: live_workers(client, self.keys))
+
+    def pin(self, version: int, name: str) -> Path:
+        """Keep the folder of ``version`` for ``name`` (an evaluation, for example) until ``unpin``; return it.
+
+        Raises PublishError if it does not exist any more. Blocks for one round trip.
+        """
+        return self.session.publisher.pin(version, name)
+
+    def unpin(self, name: str) -> None:
+        """Remove the pin ``name``, so that its folder may be deleted."""
+        self.session.publisher.unpin(name)
+
+    def tell_wait(self, what: str | Cause | None) -> None:
+        """Show in `penstock why` what the caller waits for outside of these calls; '' ends it. Returns at once."""
+        self._blocked_on(user_wait(what))
+
+    def report(self, **figures: Any) -> None:
+        """Add metrics, such as ``loss``, to the row of a step: in ``steps.jsonl``, `penstock status` and trackers.
+
+        Call it between two batches, before the commit or after it. Fields that every row has (``step``, ...) keep
+        their value. Returns at once; on a rank that does not lead it blocks for a round trip, for `trainers ls` only.
+        """
+        self.session.report(figures)
+
+    def _blocked_on(self, cause: Cause | None) -> None:
+        self.session.subscriber.waiting.blocked_on(cause)
+
+    def _command(self, command: Callable[..., object], *given: Any, **options: Any) -> None:
+        session = self.session
+        if session.seat.leads:
+            control, by = session.subscriber.control, f"trainer {session.name}"
+            command(control, self.keys, session.clock.model, *given, by=by, **options)

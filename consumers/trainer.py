@@ -12,7 +12,7 @@ again in the same order.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,17 +21,12 @@ from penstock.config.staleness import Mode
 from penstock.config.subscription import Definition, SubscriptionConfig
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import check_reading
-from penstock.consumers.clock import weights_dir_of
-from penstock.consumers.session import Session
+from penstock.consumers.session import RunClient, Session
 from penstock.consumers.subscription.manifests import check_groups, with_groups
 from penstock.consumers.subscription.progress import batch_of
 from penstock.consumers.subscription.rank import Seat, job_of
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
-from penstock.protocol.memory_control import TAGS
-from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.staleness import definition_of
-from penstock.records.causes import Cause, user_wait
-from penstock.records.keys import Keys
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
@@ -40,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.consumers.weights.sources import Weights
 
 
-class Trainer:
+class Trainer(RunClient):
     """One rank of a trainer.
 
     Args:
@@ -158,16 +153,6 @@ class Trainer:
     def is_leader(self) -> bool:
         """Return whether this rank publishes and keeps the ownership."""
         return self.seat.leads
-
-    @property
-    def keys(self) -> Keys:
-        """Return the names of the run's keys."""
-        return self.session.keys
-
-    @property
-    def version(self) -> int:
-        """Return the version of the last publication; 0 before the first. Blocks for one round trip."""
-        return self.session.clock.read()
 
     @property
     def position(self) -> int:
@@ -288,70 +273,6 @@ class Trainer:
         with self.session.steps.publishing():
             return self.session.publisher.tick(step=step, timeout_s=timeout)
 
-    def tell_wait(self, what: str | Cause | None) -> None:
-        """Show in `penstock why` what the caller waits for outside of these calls; '' ends it. Returns at once."""
-        self.session.subscriber.waiting.blocked_on(user_wait(what))
-
-    def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """Release GPU memory of every engine: ``weights``, ``kv_cache``, ``cuda_graph``; all by default.
-
-        For a trainer on the engines' GPUs. Running requests return first (policy drain: samples end first). Restarted
-        workers do so too. Blocks until all have; engines need ``enable-memory-saver``.
-
-        Raises:
-            WaitTimeout: a worker has not within ``timeout`` seconds; names it.
-        """
-        self.session.engines.offload(tags, timeout)
-
-    def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """Restore that memory; with ``weights`` engines load the newest publication before they resume.
-
-        Blocks as :meth:`offload_engines`.
-        """
-        self.session.settle()
-        self.session.engines.onload(tags, timeout)
-
-    def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
-        """Enable failed health checks of engines; false: ignore them, while this process uses their GPUs.
-
-        An engine whose process exits is lost either way. Blocks until all do; raises as :meth:`offload_engines`.
-        """
-        self.session.engines.watch(watched, timeout)
-
-    def revive_engines(self, *, timeout: float = 600.0) -> None:
-        """Restart lost engines at once, without the backoff after several failures; block until all serve.
-
-        They are restarted in any case; this is for a trainer that cannot continue without them. With memory offloaded
-        it returns at once: they start when it is restored.
-
-        Raises:
-            WaitTimeout: an engine is not back within ``timeout`` seconds; names its worker and the reason.
-        """
-        self.session.engines.revive(timeout)
-
-    def workers(self) -> list[WorkerPresence]:
-        """Return the presence of each live worker: ``name``, ``url`` of its engine, ``version``, ``state``, ...
-
-        Blocks for a round trip.
-        """
-        return self.session.engines.workers()
-
-    def pin(self, version: int, name: str) -> Path:
-        """Keep the folder of ``version`` for ``name`` (an evaluation, for example) until ``unpin``; return it.
-
-        Raises PublishError if it does not exist any more. Blocks for one round trip.
-        """
-        return self.session.publisher.pin(version, name)
-
-    def unpin(self, name: str) -> None:
-        """Remove the pin ``name``, so that its folder may be deleted."""
-        self.session.publisher.unpin(name)
-
-    @property
-    def weights_dir(self) -> Path:
-        """Return the folder of published versions."""
-        return weights_dir_of(self.config)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in the trainer's own checkpoint; equal on all ranks (T15)."""
         return self.session.state()
@@ -392,11 +313,3 @@ class Trainer:
     def asked_last(self, end: str) -> int:
         """Return the newest version, if ``ask_evaluation`` requested it with this ``end``; else 0."""
         return self.session.clock.asked_last(end)
-
-    def report(self, **figures: Any) -> None:
-        """Add metrics, such as ``loss``, to the row of a step: in ``steps.jsonl``, `penstock status` and trackers.
-
-        Call it between two batches, before the commit or after it. Fields that every row has (``step``, ...) keep
-        their value. Returns at once; on a rank that does not lead it blocks for a round trip, for `trainers ls` only.
-        """
-        self.session.report(figures)

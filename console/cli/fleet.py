@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from penstock.console.cli import completion
 from penstock.console.cli.command import (
     OVERRIDES,
     Answer,
@@ -88,9 +87,7 @@ def scale(
 
 @command(fleet_app)
 def engines(
-    worker: Annotated[
-        str, typer.Argument(help="Name that the worker was started with.", autocompletion=completion.workers)
-    ],
+    worker: Annotated[str, typer.Argument(help="Name that the worker was started with.")],
     target: LiveTarget,
     change: Change,
     add: Annotated[list[str] | None, typer.Option("--add", metavar="URL", help="Put an engine behind it.")] = None,

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.console.cli import completion
 from penstock.console.cli.command import Answer, Change, WhereOption, agree, command, many, operator
 from penstock.console.cli.target import LiveTarget, Target
 from penstock.console.details import detail_lines
@@ -39,14 +38,14 @@ APPS = {
     name: typer.Typer(help=one.noun, cls=_ServesByDefault if name == "buffer" else None)
     for name, one in RESOURCES.items()
 }
-#: Of each resource that is shown in detail: help and completion of the argument, and the error if it does not exist.
+#: Of each resource that is shown in detail: help of the argument, and the error if it does not exist.
 _SHOWN = {
-    "jobs": ("Job id.", completion.jobs, "There is no job {!r}, or it is retired"),
-    "dead": ("Job id.", completion.buried, "Job {!r} is not a dead letter"),
-    "workers": ("Its name, or the one that it was started with.", completion.workers, "There is no worker {!r}"),
-    "data": ("DATASET/LINE, as `penstock trace` has it.", None, "Nothing was counted of prompt {}"),
+    "jobs": ("Job id.", "There is no job {!r}, or it is retired"),
+    "dead": ("Job id.", "Job {!r} is not a dead letter"),
+    "workers": ("Its name, or the one that it was started with.", "There is no worker {!r}"),
+    "data": ("DATASET/LINE, as `penstock trace` has it.", "Nothing was counted of prompt {}"),
 }
-JobsArgument = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.", autocompletion=completion.buried)]
+JobsArgument = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
@@ -100,10 +99,10 @@ def _add_notes(name: str, rows: Sequence[Row], choice: Choice) -> None:
 
 
 def _add_show(name: str, resource: Resource) -> None:
-    about, completes, missing = _SHOWN[name]
+    about, missing = _SHOWN[name]
 
     def show(
-        one: Annotated[str, typer.Argument(metavar=resource.key[0].upper(), help=about, autocompletion=completes)],
+        one: Annotated[str, typer.Argument(metavar=resource.key[0].upper(), help=about)],
         target: Target,
         answer: Answer,
     ) -> None:
@@ -127,7 +126,7 @@ for _name, _resource in RESOURCES.items():
 
 @command(APPS["jobs"], "cancel")
 def jobs_cancel(
-    jobs: Annotated[list[str], typer.Argument(help="Job ids.", autocompletion=completion.jobs)],
+    jobs: Annotated[list[str], typer.Argument(help="Job ids.")],
     target: LiveTarget,
     change: Change,
 ) -> None:
@@ -196,7 +195,7 @@ def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] 
 
 
 def _not_dead(job: str) -> ConfigError:
-    return ConfigError(f"{_SHOWN['dead'][2].format(job)}; `penstock dead ls` lists those that are.")
+    return ConfigError(f"{_SHOWN['dead'][1].format(job)}; `penstock dead ls` lists those that are.")
 
 
 LaneArgument = Annotated[Lane, typer.Argument(help="The lane.")]
@@ -239,7 +238,7 @@ def peek(
 
 @command(APPS["subs"], "set")
 def subs_set(
-    name: Annotated[str, typer.Argument(help="The subscription.", autocompletion=completion.subscriptions)],
+    name: Annotated[str, typer.Argument(help="The subscription.")],
     fields: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help="As under trainer.subscription.")],
     target: LiveTarget,
     answer: Answer,
@@ -260,7 +259,7 @@ def subs_set(
 
 @command(APPS["subs"], "drop")
 def subs_drop(
-    name: Annotated[str, typer.Argument(help="The subscription.", autocompletion=completion.subscriptions)],
+    name: Annotated[str, typer.Argument(help="The subscription.")],
     target: LiveTarget,
     change: Change,
 ) -> None:

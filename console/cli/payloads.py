@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.console.cli import completion
 from penstock.console.cli.command import Answer, Change, command
 from penstock.console.cli.target import LiveTarget
 from penstock.errors import ConfigError
 
 #: Seconds between two checks of a draining server.
 LOOK_S = 0.5
-NameArgument = Annotated[str, typer.Argument(help="Its name.", autocompletion=completion.payload_servers)]
+NameArgument = Annotated[str, typer.Argument(help="Its name.")]
 
 
 def add(

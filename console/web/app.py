@@ -22,12 +22,11 @@ Each read request runs in a thread of its own, so none blocks another.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Query, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict
@@ -37,10 +36,6 @@ from starlette.concurrency import run_in_threadpool
 from penstock.config.reading.yaml_file import read_yaml
 from penstock.console.cli.target import Target
 from penstock.console.read.jobs import read_job
-from penstock.console.read.samples import open_samples
-from penstock.console.read.trace.batch import find_trace
-from penstock.console.read.trace.sources import asked_of, sources_of
-from penstock.console.read.trace.stages import MEANING
 from penstock.console.read.weights import list_published
 from penstock.console.read.workers import read_fleet
 from penstock.console.web.curves import curves
@@ -51,7 +46,6 @@ from penstock.console.web.replies import MAX_STREAMS, Json, NotThere, Streams, e
 from penstock.console.web.run_snapshots import Looks
 from penstock.console.web.runs import Runs, sizes, state_of, summary_of
 from penstock.console.web.samples import Samples
-from penstock.consumers.grpo.rows import Rows
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import Lane
 from penstock.protocol import user_failures
@@ -65,48 +59,6 @@ _FOLDER = (Path(__file__).parent / "assets").resolve()
 MAX_ACTION_JOBS = 1000
 #: Recorded as the author of a pause.
 BY = "a person at the page"
-
-
-#: Most samples, events and jobs shown, and characters of a prompt.
-MAX_SAMPLES, MAX_EVENTS, MAX_JOBS, MAX_TEXT = 64, 500, 500, 4000
-
-
-class Traces:
-    """Traces of the runs of one folder."""
-
-    def __init__(self, looks: Looks) -> None:
-        self._looks = looks
-
-    def trace(self, folder: RunFolder, of: str) -> dict[str, Any]:
-        """Return ``kind``: job, prompt or batch; and its trace as ``told``. Blocks for the disk and for Redis.
-
-        Raises:
-            ConfigError: ``of`` is not a valid target.
-            NotThere: it is unknown.
-        """
-        asked = asked_of(of)
-        try:
-            target = self._looks.target(folder.path.name)
-            live = target.client, target.keys
-        except PenstockError:
-            live = None
-        with closing(open_samples(folder.path, live)) as samples:
-            kind, told = find_trace(sources_of(folder.path, samples, live), asked)
-            if told is None:
-                raise NotThere(f"Run {folder.path.name} knows nothing of {safe_repr(of)}.")
-            if kind == "job":
-                stages = {stage["name"] for one in told["samples"] for stage in one["stages"]}
-                meaning = {name: text for name, text in MEANING.items() if name in stages}
-                told |= {"sample": asked.sample, "meaning": meaning}
-            return {"kind": kind, "of": of, "told": _cut(told), "problems": samples.problems}
-
-
-def _cut(told: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(told)
-    for name, most in (("samples", MAX_SAMPLES), ("events", MAX_EVENTS), ("jobs", MAX_JOBS), ("prompt", MAX_TEXT)):
-        if name in found:
-            found[f"num_{name}"], found[name] = len(found[name]), found[name][:most]
-    return found
 
 
 def settings(folder: RunFolder) -> Mapping[str, Any]:
@@ -153,144 +105,6 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, redact(value) if isinstance(value, str) else value
 
 
-def make_app(directory: Path, *, token: str | None = None) -> Guard:
-    """Return the application for the runs of a folder.
-
-    Args:
-        token: required for actions; None: no actions.
-    """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    explain_errors(app)
-    runs, looks, lists, streams = Runs(directory), Looks(directory), Lists(), Streams()
-    samples, traces = Samples(looks), Traces(looks)
-
-    def target_of(run: str) -> Target:
-        return looks.target(runs.folder(run).path.name)
-
-    def read(path: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Answer GET requests for a path of a run with the function's result as JSON."""
-
-        def add(handler: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(handler)
-            def answer(*args: Any, **given: Any) -> Response:
-                return Json(handler(*args, **given))
-
-            app.get(f"/api/runs/{{run}}/{path}", response_model=None)(answer)
-            return handler
-
-        return add
-
-    @app.get("/")
-    def page() -> Response:
-        return FileResponse(_FOLDER / "index.html")
-
-    app.mount("/assets", StaticFiles(directory=_FOLDER))
-
-    @app.get("/api/runs")
-    def all_runs() -> Response:
-        return Json({"directory": str(runs.directory), "acts": token is not None, "runs": runs.all()})
-
-    @app.get("/api/runs/{run}/events")
-    async def events(run: str) -> Response:
-        await run_in_threadpool(runs.folder, run)
-        if not streams.has_room():
-            return refusal(503, f"More than {MAX_STREAMS} pages follow a run: close some.")
-        stream = streams.follow("overview", lambda: overview_of(run))
-        return StreamingResponse(stream, media_type="text/event-stream")
-
-    @read("overview")
-    def overview_of(run: str) -> dict[str, Any]:
-        return _overview(runs.folder(run), runs.rows(run), looks)
-
-    @read("curves")
-    def curves_of(run: str) -> Any:
-        return {"run": run, "charts": curves(runs.rows(run), setting(runs.folder(run), "staleness.bound"))}
-
-    @read("settings")
-    def settings_of(run: str, other: str = "") -> Any:
-        held = settings(runs.folder(run))
-        if not other:
-            return {"run": run, "settings": [*held.items()]}
-        return {"run": run, "other": other, "differences": differences(held, settings(runs.folder(other)))}
-
-    @read("lists/{noun}")
-    def rows(
-        run: str,
-        noun: str,
-        where: Annotated[list[str] | None, Query()] = None,
-        sort: str = "",
-        limit: int = 50,
-        after: str = "",
-    ) -> Any:
-        found = lists.page(target_of(run), noun, where=where or (), sort=sort, limit=limit, after=after)
-        return {"run": run, **found}
-
-    @read("fleet")
-    def fleet(run: str) -> Any:
-        target = target_of(run)
-        return {"run": run, "fleet": read_fleet(target.client, target.keys)}
-
-    @read("published")
-    def published(run: str) -> Any:
-        return {"run": run, "rows": list_published(runs.rows(run).steps)}
-
-    @read("job")
-    def job(run: str, id: str) -> Any:
-        target = target_of(run)
-        found = read_job(target.client, target.keys, id)
-        if found is None:
-            raise NotThere(f"Run {run} holds no job {safe_repr(id)}: it never did, or is done with it.")
-        return found
-
-    @read("trace")
-    def trace(run: str, of: str) -> Any:
-        return traces.trace(runs.folder(run), of)
-
-    @read("samples")
-    def list_samples(run: str, request: Request, sort: str = "", limit: int = 50, after: str = "") -> Any:
-        asked = {name: text for name, text in request.query_params.items() if name not in ("sort", "limit", "after")}
-        return samples.page(runs.folder(run), asked, sort=sort, limit=limit, after=after)
-
-    @read("sample")
-    def sample(run: str, id: str) -> Any:
-        return samples.sample(runs.folder(run), id)
-
-    @read("newest")
-    def newest(run: str) -> Any:
-        return samples.newest(runs.folder(run))
-
-    @read("evals")
-    def evals(run: str) -> Any:
-        return samples.evals(runs.folder(run))
-
-    @read("categories")
-    def categories(run: str, dataset: str) -> Any:
-        return samples.categories(runs.folder(run), dataset)
-
-    @read("prompts")
-    def prompts(run: str, dataset: str, order: str = "", after: int = 0) -> Any:
-        return samples.prompts(runs.folder(run), dataset, order=order, after=after)
-
-    @read("answers")
-    def answers(run: str, dataset: str, line: int) -> Any:
-        return samples.answers(runs.folder(run), dataset, line)
-
-    @app.post("/api/runs/{run}/dead")
-    def dead(run: str, wish: DeadWish) -> Response:
-        if len(wish.jobs) > MAX_ACTION_JOBS:
-            raise ConfigError(f"These are {len(wish.jobs):,} jobs: name at most {MAX_ACTION_JOBS:,} at once.")
-        target = target_of(run)
-        return Json({"done": (target.requeue if wish.do == "requeue" else target.purge)(wish.jobs)})
-
-    @app.post("/api/runs/{run}/lane")
-    def lane(run: str, wish: LaneWish) -> Response:
-        target = target_of(run)
-        act = partial(user_failures.pause, by=BY) if wish.closed else user_failures.resume
-        return Json({"changed": act(target.client, target.keys, wish.lane)})
-
-    return Guard(app, token)
-
-
 class DeadWish(BaseModel):
     """Dead-lettered jobs to requeue or purge."""
 
@@ -309,15 +123,122 @@ class LaneWish(BaseModel):
     closed: bool
 
 
-def _overview(folder: RunFolder, rows: Rows, looks: Looks) -> dict[str, Any]:
-    """Return the overview; ``live``: Redis answers; ``silent``: why not; ``moved``: changes with the files."""
-    steps = setting(folder, "trainer.steps")
-    about = {"run": folder.path.name, **state_of(folder), "moved": sizes(folder.path)}
-    try:
-        seen = overview(looks.look(folder.path.name), rows, steps)
-        # The process that runs it is on another machine.
-        state = "running" if about["state"] == "killed" else about["state"]
-        return {**about, "state": state, "live": True, "silent": "", **seen}
-    except (PenstockError, RedisError) as exc:
-        over = overview_of_files(rows, summary_of(folder), steps)
-        return {**about, "live": False, "silent": redact(str(exc)), **over}
+class Page:
+    """Answer requests about the runs of one folder, beside those about their samples."""
+
+    def __init__(self, directory: Path) -> None:
+        self.runs, self.looks, self._lists = Runs(directory), Looks(directory), Lists()
+
+    def _target(self, run: str) -> Target:
+        return self.looks.target(self.runs.folder(run).path.name)
+
+    def overview(self, run: str) -> dict[str, Any]:
+        """Return the overview; ``live``: Redis answers; ``silent``: why not; ``moved``: changes with the files."""
+        folder, rows = self.runs.folder(run), self.runs.rows(run)
+        steps = setting(folder, "trainer.steps")
+        about = {"run": run, **state_of(folder), "moved": sizes(folder.path)}
+        try:
+            seen = overview(self.looks.look(run), rows, steps)
+            # The process that runs it is on another machine.
+            state = "running" if about["state"] == "killed" else about["state"]
+            return {**about, "state": state, "live": True, "silent": "", **seen}
+        except (PenstockError, RedisError) as exc:
+            over = overview_of_files(rows, summary_of(folder), steps)
+            return {**about, "live": False, "silent": redact(str(exc)), **over}
+
+    def curves(self, run: str) -> Any:
+        bound = setting(self.runs.folder(run), "staleness.bound")
+        return {"run": run, "charts": curves(self.runs.rows(run), bound)}
+
+    def settings(self, run: str, other: str = "") -> Any:
+        held = settings(self.runs.folder(run))
+        if not other:
+            return {"run": run, "settings": [*held.items()]}
+        return {"run": run, "other": other, "differences": differences(held, settings(self.runs.folder(other)))}
+
+    def rows(
+        self,
+        run: str,
+        noun: str,
+        where: Annotated[list[str] | None, Query()] = None,
+        sort: str = "",
+        limit: int = 50,
+        after: str = "",
+    ) -> Any:
+        found = self._lists.page(self._target(run), noun, where=where or (), sort=sort, limit=limit, after=after)
+        return {"run": run, **found}
+
+    def fleet(self, run: str) -> Any:
+        target = self._target(run)
+        return {"run": run, "fleet": read_fleet(target.client, target.keys)}
+
+    def published(self, run: str) -> Any:
+        return {"run": run, "rows": list_published(self.runs.rows(run).steps)}
+
+    def job(self, run: str, id: str) -> Any:
+        target = self._target(run)
+        found = read_job(target.client, target.keys, id)
+        if found is None:
+            raise NotThere(f"Run {run} holds no job {safe_repr(id)}: it never did, or is done with it.")
+        return found
+
+    def dead(self, run: str, wish: DeadWish) -> Any:
+        if len(wish.jobs) > MAX_ACTION_JOBS:
+            raise ConfigError(f"These are {len(wish.jobs):,} jobs: name at most {MAX_ACTION_JOBS:,} at once.")
+        target = self._target(run)
+        return {"done": (target.requeue if wish.do == "requeue" else target.purge)(wish.jobs)}
+
+    def lane(self, run: str, wish: LaneWish) -> Any:
+        target = self._target(run)
+        act = partial(user_failures.pause, by=BY) if wish.closed else user_failures.resume
+        return {"changed": act(target.client, target.keys, wish.lane)}
+
+
+def make_app(directory: Path, *, token: str | None = None) -> Guard:
+    """Return the application for the runs of a folder.
+
+    Args:
+        token: required for actions; None: no actions.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    explain_errors(app)
+    page, streams = Page(directory), Streams()
+    samples = Samples(page.runs, page.looks)
+    of_run = ("overview", "curves", "settings", "fleet", "published", "job")
+    of_samples = ("trace", "samples", "sample", "newest", "evals", "categories", "prompts", "answers")
+    reads: dict[str, Callable[..., Any]] = {"lists/{noun}": page.rows, **{name: getattr(page, name) for name in of_run}}
+    reads |= {name: getattr(samples, name) for name in of_samples}
+    for path, read in reads.items():
+        app.get(f"/api/runs/{{run}}/{path}", response_model=None)(_as_json(read))
+    acts: dict[str, Callable[..., Any]] = {"dead": page.dead, "lane": page.lane}
+    for path, act in acts.items():
+        app.post(f"/api/runs/{{run}}/{path}", response_model=None)(_as_json(act))
+    app.mount("/assets", StaticFiles(directory=_FOLDER))
+
+    @app.get("/")
+    def index() -> Response:
+        return FileResponse(_FOLDER / "index.html")
+
+    @app.get("/api/runs")
+    def all_runs() -> Response:
+        return Json({"directory": str(directory), "acts": token is not None, "runs": page.runs.all()})
+
+    @app.get("/api/runs/{run}/events")
+    async def events(run: str) -> Response:
+        await run_in_threadpool(page.runs.folder, run)
+        if not streams.has_room():
+            return refusal(503, f"More than {MAX_STREAMS} pages follow a run: close some.")
+        stream = streams.follow("overview", lambda: page.overview(run))
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    return Guard(app, token)
+
+
+def _as_json(handler: Callable[..., Any]) -> Callable[..., Response]:
+    """Return the function as an answer to requests: its result as JSON."""
+
+    @wraps(handler)
+    def answer(*args: Any, **given: Any) -> Response:
+        return Json(handler(*args, **given))
+
+    return answer

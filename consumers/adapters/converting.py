@@ -16,9 +16,8 @@ from penstock.consumers.adapters.rows import RowArrays
 from penstock.consumers.batch.batch import Batch
 from penstock.errors import HookError
 from penstock.hooks.signatures import load_hook
-from penstock.hooks.slime import args_of, number_of, sample_class
+from penstock.hooks.slime import args_of, of_row
 from penstock.records.job import JobFailure
-from penstock.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
 from penstock.text import format_exc, safe_repr
 
@@ -189,21 +188,17 @@ def _source(row: RowArrays) -> str:
 def _sample(row: RowArrays, first_index: int, sides: Sides) -> Any:
     """Make a slime ``Sample`` without texts; without tokens if its payload is lost."""
     of, number = row.row, first_index + row.index
-    made = sample_class()(
-        index=number,
+    made = of_row(
+        of,
+        number,
+        0 if row.lost else of.length - of.prompt_length,
         rollout_id=number,
         tokens=row.tokens.tolist(),
-        response_length=0 if row.lost else of.length - of.prompt_length,
-        reward=of.reward,
         loss_mask=[int(one) for one in row.response("loss_mask").tolist()],
         rollout_log_probs=row.response("logprobs").tolist(),
         remove_sample=row.lost,
-        metadata={"job": of.job, "k": of.k, "source_name": _source(row)},
-        weight_versions=[str(version) for version in sorted({of.oldest, of.newest}) if version >= 0],
     )
-    made.group_index = number_of(of.job)
     for name, arrays in sides.items():
         # Copy, so that writes of the function have no effect.
         setattr(made, name, arrays[of.sample].clone() if of.sample in arrays else None)
-    made.status = made.Status("truncated" if of.status == SampleStatus.TRUNCATED else "completed")
     return made

@@ -10,7 +10,7 @@ at least as new as the last publication before it (T12), and every token is chec
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,17 +23,12 @@ from penstock.consumers.adapters.rows import RowArrays, rows_of
 from penstock.consumers.batch import behaviour
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import check_reading
-from penstock.consumers.clock import weights_dir_of
-from penstock.consumers.session import Session
+from penstock.consumers.session import RunClient, Session
 from penstock.consumers.subscription.rank import job_of
 from penstock.consumers.subscription.subscriber import ALONE
 from penstock.errors import ConfigError, DiskFull, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import FILE, add_rows, summarize
-from penstock.protocol.memory_control import TAGS
-from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.staleness import UNBOUNDED
-from penstock.records.causes import Cause, user_wait
-from penstock.records.keys import Keys
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
@@ -45,7 +40,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5
 
 
-class Requests:
+class Requests(RunClient):
     """Submit prompts to the workers of a run, await their answers, and publish the weights that generate them.
 
     Args:
@@ -111,16 +106,6 @@ class Requests:
         """
         self._record_step()
         self.session.close(finished=finished)
-
-    @property
-    def keys(self) -> Keys:
-        """Return the names of the run's keys."""
-        return self.session.keys
-
-    @property
-    def version(self) -> int:
-        """Return the version of the last publication; 0 before the first. Blocks for one round trip."""
-        return self.session.clock.read()
 
     def answer(
         self, requests: Sequence[Request], timeout: float | None = None, *, takes_parts: bool = False
@@ -199,48 +184,6 @@ class Requests:
     def temperature(self, sampling: Mapping[str, Any]) -> float:
         """Return the temperature of a request with ``sampling``, by the configuration of this process."""
         return temperature_of(self.config.rollout.sampling | dict(sampling))
-
-    def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """Release GPU memory of the engines, see ``Trainer.offload_engines``."""
-        self.session.engines.offload(tags, timeout)
-
-    def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """Restore GPU memory of the engines, see ``Trainer.onload_engines``."""
-        self.session.settle()
-        self.session.engines.onload(tags, timeout)
-
-    def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
-        """Enable or disable health checks, see ``Trainer.watch_engines``."""
-        self.session.engines.watch(watched, timeout)
-
-    def revive_engines(self, *, timeout: float = 600.0) -> None:
-        """Restart lost engines, see ``Trainer.revive_engines``."""
-        self.session.engines.revive(timeout)
-
-    def workers(self) -> list[WorkerPresence]:
-        """Return the live workers, see ``Trainer.workers``."""
-        return self.session.engines.workers()
-
-    def pin(self, version: int, name: str) -> Path:
-        """Keep a version's folder, see ``Trainer.pin``."""
-        return self.session.publisher.pin(version, name)
-
-    def unpin(self, name: str) -> None:
-        """Remove a pin, see ``Trainer.unpin``."""
-        self.session.publisher.unpin(name)
-
-    @property
-    def weights_dir(self) -> Path:
-        """Return the folder of published versions."""
-        return weights_dir_of(self.config)
-
-    def tell_wait(self, what: str | Cause | None) -> None:
-        """Report what the caller is blocked on, see ``Trainer.tell_wait``."""
-        self.session.subscriber.waiting.blocked_on(user_wait(what))
-
-    def report(self, **figures: Any) -> None:
-        """Add metrics to the row of the last answers, see ``Trainer.report``."""
-        self.session.report(figures)
 
     def _await(self, jobs: set[str], deadline: float) -> Batch:
         """Wait for the batch that holds exactly ``jobs``; skip one cut for an earlier call."""

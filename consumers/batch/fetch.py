@@ -25,6 +25,7 @@ from penstock.protocol.waits import Waiting
 from penstock.records.causes import PayloadServersAway
 from penstock.records.keys import CONTROL, Keys
 from penstock.records.manifest import Row, first_rows
+from penstock.records.sample_meta import SampleMeta
 from penstock.redis.commands import Client
 from penstock.redis.control import Control, until_answered
 from penstock.system.garbage_collection import collecting_later
@@ -92,6 +93,16 @@ class OpenedPayloads:
         except KeyError as exc:
             raise PayloadError(f"sample {row.sample}: batch {self._n} was made without its payload; fetch it.") from exc
         return None if data is None else payloads.decode(data, row.payload_id, row.checksum)
+
+
+def row_of_meta(job: str, meta: SampleMeta) -> Row:
+    """Return the location of a sample's payload, in the form that ``PayloadReader`` takes."""
+    return Row(
+        job=job, k=meta.k, token=meta.token, server=meta.server, checksum=meta.checksum,
+        num_bytes=meta.num_bytes, length=meta.length, prompt_length=meta.prompt_length,
+        num_generated=meta.num_generated, num_loss=meta.num_loss, oldest=meta.oldest, newest=meta.newest,
+        oldest_loss=meta.oldest, reward=meta.reward, status=meta.status, shared=meta.shared,
+    )  # fmt: skip
 
 
 def _unpacked(row: Row, name: str, found: Mapping[str, bytes | None]) -> NDArray[Any] | None:

@@ -8,7 +8,6 @@ from typing import Any
 from penstock.config import Config
 from penstock.consumers.batch import recording
 from penstock.consumers.batch.batch import Batch, rank_rows
-from penstock.consumers.batch.column_files import RecordedColumns
 from penstock.consumers.batch.columns import RedisColumns, Store
 from penstock.consumers.batch.fetch import Bytes, PayloadReader
 from penstock.consumers.batch.token_arrays import SIDE_KEYS
@@ -120,7 +119,7 @@ class BatchReader:
             lambda: recording.save(template, manifest, delivery.digest, whole, rank=rank, size=size),
             blocked_on=self._subscriber.waiting.blocked_on,
         )
-        return RecordedColumns(store, file)
+        return recording.RecordedColumns(store, file)
 
     def _read_sides(self, manifest: Manifest, payloads: Mapping[str, Bytes | None]) -> dict[str, Bytes | None]:
         """Read side arrays that are token keys, and images, of rows with payloads, named as in a recording."""

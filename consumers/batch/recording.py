@@ -1,34 +1,33 @@
 """Record complete batches of a rank on disk, so that they can be trained again without engines, buffer or Redis.
 
-    offset 0    magic ``PSB1``
-    offset 4    H: uint32, little endian; CRC-32 of the header: uint32
-    offset 12   msgpack map {rank, size, digest, manifest, payloads: [[sample, offset, bytes], ...]}
-    then        payloads end to end, from a multiple of 8; their offsets count from there; side arrays that are token
-                keys, and images, are stored among them, as SAMPLE#NAME
+    FILE              ``about`` (JSON: number of ranks, digest, lost samples), ``manifest``, and ``payload/SAMPLE``;
+                      side arrays that are token keys, and images, are among the payloads, as SAMPLE#NAME
+    FILE.columns-N    ``COLUMN/ROW``: the values of columns that the rank read at once, as columns.py makes them
 
-One file per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, if there is
-more than one rank, ``{rank}``. Nothing is unpickled; bounds are checked on load, each payload's checksum when it is
-opened. Files are written under a temporary name, flushed, and renamed. Columns that the rank read are in a second file
-(column_files.py).
+One FILE per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, if there is
+more than one rank, ``{rank}``. Each is a zip file without compression, which has a checksum of every member; nothing is
+unpickled. Files are written under a temporary name, flushed, and renamed.
 """
 
+import json
 import os
 import re
 import struct
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
-from penstock.consumers.batch import column_files
+from penstock.consumers.batch.columns import Store
 from penstock.errors import ConfigError, PayloadError
-from penstock.records.codec import MAX_RECORD_BYTES, pack, unpack
 from penstock.records.manifest import Manifest
+from penstock.system.disk import until_room
 
-_PRELUDE = struct.Struct("<4sII")
-_MAGIC = b"PSB1"
 _FIELDS = frozenset({"rollout_id", "rank"})
+_PAYLOAD = "payload/"
+#: Errors of a damaged file.
+_DAMAGE = (BadZipFile, LookupError, TypeError, ValueError, OverflowError, RecursionError, NotImplementedError, EOFError,
+           RuntimeError, struct.error)  # fmt: skip
 
 Bytes = bytes | memoryview
 
@@ -60,31 +59,63 @@ def save(
 ) -> Path:
     """Write one rank's share of a batch durably. Raises ConfigError, OSError. Blocks."""
     path = path_of(template, manifest.n, rank, size)
-    entries: list[list[Any]] = []
-    at = 0
-    for sample, data in payloads.items():
-        entries.append([sample, -1 if data is None else at, 0 if data is None else len(data)])
-        at += 0 if data is None else len(data) + -len(data) % 8
-    record = {"rank": rank, "size": size, "digest": digest, "manifest": manifest.to_bytes(), "payloads": entries}
-    header = pack(record)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    about = {"size": size, "digest": digest, "lost": [sample for sample, data in payloads.items() if data is None]}
+    kept = ((_PAYLOAD + sample, data) for sample, data in payloads.items() if data is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
+    for old in _columns_of(path):  # an earlier delivery wrote them
+        old.unlink()
+    _write(path, [("about", json.dumps(about).encode()), ("manifest", manifest.to_bytes()), *kept])
+    return path
+
+
+def _write(path: Path, members: Iterable[tuple[str, Bytes]]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(_PRELUDE.pack(_MAGIC, len(header), zlib.crc32(header)) + header)
-            file.write(bytes(-(_PRELUDE.size + len(header)) % 8))
-            for data in payloads.values():
-                if data is not None:
-                    file.write(data)
-                    file.write(bytes(-len(data) % 8))
+            with ZipFile(file, "w", ZIP_STORED) as archive:
+                for name, data in members:
+                    archive.writestr(name, data)
             file.flush()
             os.fsync(file.fileno())
-        # Delete columns of an earlier delivery.
-        column_files.path_of(path).unlink(missing_ok=True)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    """Return the members of a file. Raises OSError, or one of ``_DAMAGE``."""
+    with ZipFile(path) as archive:
+        if any(one.compress_type != ZIP_STORED for one in archive.infolist()):
+            raise BadZipFile("it is compressed")
+        return {one.filename: archive.read(one) for one in archive.infolist()}
+
+
+def _columns_of(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.name}.columns-*"))
+
+
+class RecordedColumns:
+    """A store that records values as they are read.
+
+    Args:
+        store: the store to write to and read from.
+        batch: file of the batch's recording.
+    """
+
+    def __init__(self, store: Store, batch: Path) -> None:
+        self._store, self._batch = store, batch
+        self._kept: set[tuple[str, int]] = set()
+        self.write, self.tell_lost = store.write, store.tell_lost
+
+    def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
+        """Read from the store and record the values; blocks for the disk too. Raises OSError."""
+        values = self._store.read(name, rows, timeout_s)
+        new = {(name, row) for row in values} - self._kept
+        if new:
+            path = self._batch.with_name(f"{self._batch.name}.columns-{len(self._kept)}")
+            until_room(lambda: _write(path, [(f"{name}/{row}", values[row]) for _, row in sorted(new)]))
+            self._kept |= new
+        return values
 
 
 def side_key(sample: str, name: str) -> str:
@@ -116,56 +147,35 @@ def load(template: str, n: int) -> Recorded:
     Raises:
         PayloadError: a file is missing, damaged, or of another batch than the others.
     """
-    first = _load(Path(template.format(rollout_id=n, rank=0)), n)
-    merged = dict(first.payloads)
-    columns = column_files.load(path_of(template, n))
-    for rank in range(1, first.size):
-        other = _load(Path(template.format(rollout_id=n, rank=rank)), n)
-        if other.recorded.digest != first.recorded.digest:
+    first, size = _load(Path(template.format(rollout_id=n, rank=0)), n)
+    for rank in range(1, size):
+        other, _ = _load(Path(template.format(rollout_id=n, rank=rank)), n)
+        if other.digest != first.digest:
             raise PayloadError(f"The files of batch {n} by {template!r} are of different runs: record it again.")
-        merged |= other.payloads
-        for name, values in column_files.load(path_of(template, n, rank)).items():
-            columns.setdefault(name, {}).update(values)
-    return Recorded(first.recorded.manifest, first.recorded.digest, merged, columns)
+        first.payloads.update(other.payloads)
+        for name, values in other.columns.items():
+            first.columns.setdefault(name, {}).update(values)
+    return first
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    recorded: Recorded
-    size: int
-
-    @property
-    def payloads(self) -> dict[str, Bytes | None]:
-        return self.recorded.payloads
-
-
-def _load(path: Path, n: int) -> _File:
+def _load(path: Path, n: int) -> tuple[Recorded, int]:
+    """Return what one rank recorded, and the number of ranks."""
+    file = path
     try:
-        data = path.read_bytes()
+        members = _read(path)
+        about, manifest = json.loads(members["about"]), Manifest.from_bytes(members["manifest"], f"manifest in {path}")
+        payloads: dict[str, Bytes | None] = dict.fromkeys(map(str, about["lost"]))
+        payloads |= {name.removeprefix(_PAYLOAD): one for name, one in members.items() if name.startswith(_PAYLOAD)}
+        columns: dict[str, dict[int, bytes]] = {}
+        for file in _columns_of(path):
+            for member, value in _read(file).items():
+                name, _, row = member.rpartition("/")
+                columns.setdefault(name, {})[int(row)] = value
+        size, digest = int(about["size"]), str(about["digest"])
     except OSError as exc:
-        raise PayloadError(f"{path}: batch {n} cannot be read back: {exc.strerror or exc}.") from exc
-    if len(data) < _PRELUDE.size or data[:4] != _MAGIC:
-        raise PayloadError(f"{path} is not a batch that penstock recorded.")
-    _, length, checksum = _PRELUDE.unpack_from(data)
-    header = data[_PRELUDE.size : _PRELUDE.size + length]
-    if length > MAX_RECORD_BYTES or len(header) != length or zlib.crc32(header) != checksum:
-        raise PayloadError(f"{path} is damaged or cut off: record the batch again.")
-    record = unpack(header, str(path))
-    try:
-        manifest = Manifest.from_bytes(record["manifest"], f"manifest in {path}")
-        body = memoryview(data)[_PRELUDE.size + length + -(_PRELUDE.size + length) % 8 :]
-        payloads = {str(sample): _part(body, at, size, path) for sample, at, size in record["payloads"]}
-        size, digest = int(record["size"]), str(record["digest"])
-    except (KeyError, TypeError, ValueError, OverflowError) as exc:
-        raise PayloadError(f"{path} lacks what a recorded batch has ({exc}).") from exc
+        raise PayloadError(f"{file}: batch {n} cannot be read back: {exc.strerror or exc}.") from exc
+    except _DAMAGE as exc:
+        raise PayloadError(f"{file} is damaged, or no batch that penstock recorded ({exc}): record it again.") from exc
     if manifest.n != n or not 1 <= size <= 1_000_000:
         raise PayloadError(f"{path} holds batch {manifest.n}, not {n}.")
-    return _File(Recorded(manifest, digest, payloads, {}), size)
-
-
-def _part(body: memoryview, at: int, size: int, path: Path) -> Bytes | None:
-    if at == -1:
-        return None
-    if at < 0 or size < 0 or at + size > len(body):
-        raise PayloadError(f"{path} is cut off: a payload lies at bytes {at} to {at + size} of {len(body)}.")
-    return body[at : at + size]
+    return Recorded(manifest, digest, payloads, columns), size

@@ -20,9 +20,8 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.train_rows import Ask, asking
 from penstock.errors import HookError, PenstockError
 from penstock.hooks.signatures import Hook, load_hook
-from penstock.hooks.slime import args_of, number_of, sample_class
+from penstock.hooks.slime import args_of, of_row
 from penstock.records.job import JobFailure
-from penstock.records.manifest import Row
 from penstock.system.user_code import staying_alive
 from penstock.text import format_exc
 
@@ -77,7 +76,7 @@ class TrainingHooks:
         if hook is None:
             return False
         if hook.form.is_slime:
-            samples = [_sample(index, one) for index, one in enumerate(batch.all_rows)]
+            samples = _samples(batch)
             return bool(_call(hook, step, self._args, samples, dict(row), seconds))
         return bool(_call(hook, step, dict(row), batch))
 
@@ -98,14 +97,14 @@ class TrainingHooks:
         if not hook.form.is_slime:
             found: Sequence[float] = _call(hook, batch)
             return found
-        samples = [_sample(index, row) for index, row in enumerate(batch.all_rows)]
+        samples = _samples(batch)
         _, normalised = _call(hook, self._args, samples)
         return [float(value) for value in normalised]
 
     def _removed(self, hook: Hook, batch: Batch) -> list[int]:
         if not hook.form.is_slime:
             return [int(index) for index in _call(hook, batch)]
-        samples = [_sample(index, row) for index, row in enumerate(batch.all_rows)]
+        samples = _samples(batch)
         _call(hook, self._args, [list(some) for _, some in groupby(samples, key=lambda one: one.metadata["job"])])
         return [index for index, one in enumerate(samples) if one.remove_sample]
 
@@ -141,16 +140,6 @@ def _call(hook: Hook, *values: Any) -> Any:
         raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} raised {format_exc(exc)}.") from exc
 
 
-def _sample(index: int, row: Row) -> Any:
-    """Convert a row to slime's sample: without tokens and texts, which a rank has only for its own share."""
-    made = sample_class()(
-        index=index,
-        rollout_id=index,
-        response_length=row.length - row.prompt_length,
-        reward=row.reward,
-        metadata={"job": row.job, "k": row.k, "source_name": row.job.rsplit("/", 2)[0]},
-        weight_versions=[str(version) for version in sorted({row.oldest, row.newest}) if version >= 0],
-    )
-    made.group_index = number_of(row.job)
-    made.status = made.Status("truncated" if row.status == "truncated" else "completed")
-    return made
+def _samples(batch: Batch) -> list[Any]:
+    """Return slime's samples of a batch: without tokens and texts, which a rank has only for its own share."""
+    return [of_row(row, i, row.length - row.prompt_length, rollout_id=i) for i, row in enumerate(batch.all_rows)]

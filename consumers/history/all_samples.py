@@ -10,9 +10,8 @@ from typing import Any
 from penstock.config import Config
 from penstock.history.row import WHOLE_JOB, SampleRow
 from penstock.hooks.signatures import Hook, load_hook
-from penstock.hooks.slime import args_of, number_of, sample_class
+from penstock.hooks.slime import args_of, number_of, of_row
 from penstock.names import Lane
-from penstock.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
 
 log = logging.getLogger(__name__)
@@ -88,30 +87,15 @@ class AllSamples:
 def _sample(row: SampleRow) -> Any:
     """Convert a row to slime's sample; fields that the history does not record are empty."""
     at = row.prompt_length
-    made = sample_class()(
-        index=number_of(row.id),
+    return of_row(
+        row,
+        number_of(row.id),
+        0 if row.tokens is None else len(row.tokens) - at,
+        {"fate": str(row.fate), "reason": row.reason, "reward_info": row.reward_info},
         prompt=row.prompt,
         tokens=[] if row.tokens is None else row.tokens.tolist(),
         response=row.answer,
-        response_length=0 if row.tokens is None else len(row.tokens) - at,
         label=row.label,
-        reward=row.reward,
         loss_mask=None if row.loss_mask is None else [int(one) for one in row.loss_mask[at:]],
         rollout_log_probs=None if row.logprobs is None else row.logprobs[at:].tolist(),
-        weight_versions=[str(version) for version in sorted({row.oldest, row.newest}) if version >= 0],
-        metadata=_metadata(row),
     )
-    made.group_index = number_of(row.job)
-    made.status = made.Status("truncated" if row.status == SampleStatus.TRUNCATED else "completed")
-    return made
-
-
-def _metadata(row: SampleRow) -> dict[str, Any]:
-    return {
-        "job": row.job,
-        "k": row.k,
-        "source_name": row.job.rsplit("/", 2)[0],
-        "fate": str(row.fate),
-        "reason": row.reason,
-        "reward_info": row.reward_info,
-    }

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 
 from penstock.config import Config
-from penstock.consumers.batch.fetch import PayloadReader
+from penstock.consumers.batch.fetch import PayloadReader, row_of_meta
 from penstock.consumers.history.all_samples import AllSamples
 from penstock.consumers.history.retired import Retired, read_retired, read_trained
-from penstock.consumers.history.rows import Bytes, Trained, row_of_job, rows_of, wanted_row
+from penstock.consumers.history.rows import Bytes, Trained, row_of_job, rows_of
 from penstock.consumers.history.texts import Texts
 from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.errors import ConfigError, DiskFull, ProtocolError, QueueUnavailable, RecordingLost
@@ -330,7 +330,7 @@ class Recorder:
 
     def _fetch(self, wanted: _Piece) -> dict[str, Bytes | None]:
         """Return payloads by sample; known lost ones are not requested. Blocks."""
-        rows = [wanted_row(group, meta) for group, meta in wanted if meta.k not in group.lost]
+        rows = [row_of_meta(group.job, meta) for group, meta in wanted if meta.k not in group.lost]
         return self._payloads.read(self._keys, rows) if rows else {}
 
     def _write(self, rows: Sequence[SampleRow], uses: Sequence[Use]) -> None:

@@ -12,7 +12,6 @@ from penstock.errors import PayloadError
 from penstock.history.row import SCORES, WHOLE_JOB, Fate, SampleRow, Use
 from penstock.payloads import Payload
 from penstock.records.disposal import Disposal
-from penstock.records.manifest import Row
 from penstock.records.sample_meta import Part, SampleMeta
 
 log = logging.getLogger(__name__)
@@ -61,16 +60,6 @@ def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[F
 Bytes = bytes | memoryview
 #: (subscription, batch) -> commit time of all ranks (Unix seconds).
 Trained = Mapping[tuple[str, int], float]
-
-
-def wanted_row(group: Retired, meta: SampleMeta) -> Row:
-    """Return the location of a sample's payload, in the form that the payload reader takes."""
-    return Row(
-        job=group.job, k=meta.k, token=meta.token, server=meta.server, checksum=meta.checksum,
-        num_bytes=meta.num_bytes, length=meta.length, prompt_length=meta.prompt_length,
-        num_generated=meta.num_generated, num_loss=meta.num_loss, oldest=meta.oldest, newest=meta.newest,
-        oldest_loss=meta.oldest, reward=meta.reward, status=meta.status, shared=meta.shared,
-    )  # fmt: skip
 
 
 def row_of_job(group: Retired) -> SampleRow:

@@ -86,7 +86,11 @@ class Manifests:
         ahead: bool = False,
         look: Callable[[], None] = lambda: None,
     ) -> Delivery:
-        """Return the manifest of batch ``n``, see ``Subscriber.read``."""
+        """Return the manifest of batch ``n``; block until it is cut.
+
+        Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError. ``ahead``: prefetch, so no wait is reported.
+        ``look``: called repeatedly during the wait.
+        """
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._ownership.check()

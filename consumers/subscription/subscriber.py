@@ -9,13 +9,13 @@ rank: every rank reads manifest n by its id (manifests.py).
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from penstock.config.subscription import Definition
-from penstock.consumers.subscription.manifests import Delivery, Manifests
+from penstock.consumers.subscription.manifests import Manifests
 from penstock.consumers.subscription.ownership import Ownership
 from penstock.consumers.subscription.rank import Seat, missing
-from penstock.errors import ConfigError, ProtocolError, WaitTimeout
+from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name, new_token
 from penstock.protocol import scripts
 from penstock.protocol.waits import PublishedWaiting
@@ -68,6 +68,8 @@ class Subscriber:
         #: Token and generation of this rank; the last committed batch, as far as it knows.
         self.ownership = Ownership(self.control, keys, name, seat, job, self.waiting)
         self._manifests = Manifests(self.control, keys, name, seat, self.ownership, self.waiting)
+        #: Returns the manifest of a batch once it is cut; makes the error of a wait for one (``Manifests``).
+        self.read, self.timeout = self._manifests.read, self._manifests.timeout
 
     @property
     def owner(self) -> str:
@@ -136,26 +138,6 @@ class Subscriber:
         """Request batch ``n``. Raises OwnershipLost."""
         while not self.control.call(scripts.ask(self.keys, self.name, n, self.owner, self.gen)):
             self.ownership.refollow()
-
-    def read(
-        self,
-        n: int,
-        timeout_s: float | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-        *,
-        ahead: bool = False,
-        look: Callable[[], None] = lambda: None,
-    ) -> Delivery:
-        """Return the manifest of batch ``n``; block until it is cut.
-
-        Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError. ``ahead``: prefetch, so no wait is reported.
-        ``look``: called repeatedly during the wait.
-        """
-        return self._manifests.read(n, timeout_s, stopped, ahead=ahead, look=look)
-
-    def timeout(self, what: str) -> WaitTimeout:
-        """Return the error of a wait for a batch, as ``Manifests.timeout``."""
-        return self._manifests.timeout(what)
 
     def commit(self, n: int, digest: str, *, behind: int | None = None) -> tuple[str, ...]:
         """Commit batch ``n`` for this rank; return the ranks that have not committed it yet.

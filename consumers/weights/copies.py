@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 255 * 1024**2
 #: Alignment of tensors.
 ALIGN_BYTES = 64
-#: Most bytes of a group of tensors on a GPU, which stay allocated until it is checked.
-GROUP_BYTES = 256 * 1024**2
 #: Bytes that a CPU checks and copies at once: they fit into its cache.
 CHUNK_BYTES = 4 * 1024**2
 #: Types that are checked without a cast.
@@ -112,17 +110,15 @@ def _allocate(num_bytes: int, *, is_pinned: bool) -> Tensor:
 
 
 class FiniteCheck:
-    """Check the tensors of one version for NaN and Inf.
+    """Check the tensors of one version for NaN and Inf by their least and largest values.
 
-    GPU    groups of tensors ─> one fused reduction each, queued on the trainer's stream ─> one result at the end
+    GPU    a reduction of each tensor, queued on the trainer's stream ─> one result at the end
     CPU    4 MiB ─> least and largest ─> copy from the processor's cache, so that memory is read once
     """
 
     def __init__(self) -> None:
-        self._group: list[tuple[str, Tensor]] = []
-        self._group_bytes = 0
-        #: Names, and a bool for each on the tensors' device.
-        self._verdicts: list[tuple[list[str], Tensor]] = []
+        #: Name, and least and largest value on its device, of each tensor on a GPU.
+        self._extremes: list[tuple[str, Tensor]] = []
         #: Tensors in host memory that are not finite.
         self._bad: list[str] = []
 
@@ -137,39 +133,29 @@ class FiniteCheck:
             return
         if place is not None:
             place.copy_(tensor, non_blocking=True)
-        if not tensor.is_floating_point() or not tensor.numel():
-            return
-        if self._group and self._group[0][1].device != tensor.device:
-            self._flush()
-        self._group.append((name, tensor))
-        self._group_bytes += tensor.nbytes
-        if self._group_bytes >= GROUP_BYTES:
-            self._flush()
+        self.reduce(name, tensor)
+
+    def reduce(self, name: str, tensor: Tensor) -> None:
+        """Queue the reduction of a tensor on a GPU."""
+        if tensor.is_floating_point() and tensor.numel():
+            self._extremes.append((name, _extremes(tensor).double()))
 
     def raise_if_not_finite(self) -> None:
         """Block for all reductions; raise WeightsNotFinite that names the first tensor that holds NaN or Inf."""
-        self._flush()
         bad = self._bad
-        if self._verdicts:
+        if self._extremes:
             # One transfer, so that the host waits once.
-            device = self._verdicts[-1][1].device
-            finite = torch.cat([verdicts.to(device) for _, verdicts in self._verdicts]).cpu()
-            names = [name for group, _ in self._verdicts for name in group]
-            bad = bad + [name for name, good in zip(names, finite.tolist(), strict=True) if not good]
+            device = self._extremes[-1][1].device
+            finite = torch.stack([one.to(device) for _, one in self._extremes]).isfinite().all(dim=1).cpu()
+            bad = bad + [name for (name, _), good in zip(self._extremes, finite.tolist(), strict=True) if not good]
         if bad:
             others = f" and {len(bad) - 1} other tensors" if len(bad) > 1 else ""
             raise WeightsNotFinite(f"{bad[0]}{others} of the weights to publish hold NaN or Inf.")
 
-    def _flush(self) -> None:
-        """Reduce the group: one reduction fused over each type. Returns at once."""
-        group, self._group, self._group_bytes = self._group, [], 0
-        by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
-        for name, tensor in group:
-            reduced = tensor if tensor.dtype in _REDUCED else tensor.float()
-            by_dtype.setdefault(reduced.dtype, []).append((name, reduced))
-        for some in by_dtype.values():
-            norms = torch._foreach_norm([tensor for _, tensor in some], math.inf)
-            self._verdicts.append(([name for name, _ in some], torch.stack(norms).isfinite()))
+
+def _extremes(tensor: Tensor) -> Tensor:
+    """Return [2] the least and the largest value; NaN if there is one."""
+    return torch.stack(torch.aminmax(tensor if tensor.dtype in _REDUCED else tensor.float()))
 
 
 def _is_finite(tensor: Tensor, place: Tensor | None) -> bool:
@@ -180,8 +166,7 @@ def _is_finite(tensor: Tensor, place: Tensor | None) -> bool:
     is_finite = True
     for part, target in zip(parts, places, strict=True):
         if is_finite and part.is_floating_point() and part.numel():
-            extremes = torch.aminmax(part if part.dtype in _REDUCED else part.float())
-            is_finite = all(math.isfinite(one.item()) for one in extremes)
+            is_finite = all(map(math.isfinite, _extremes(part).tolist()))
         if target is not None:
             target.copy_(part)
     return is_finite

@@ -7,7 +7,7 @@ If such a function's module has imported slime's own ``Sample``, samples are of 
 import hashlib
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
@@ -186,6 +186,28 @@ def begun(sample: Sample, prompt: Any) -> Any:
         session_id=sample.id,
     )
     return sample.seen
+
+
+def of_row(row: Any, index: int, length: int, about: Mapping[str, Any] | None = None, **fields: Any) -> Any:
+    """Return slime's form of a recorded sample.
+
+    Args:
+        row: a ``Row`` of a batch, or a ``SampleRow`` of the history.
+        length: number of its tokens after the prompt.
+        about: further metadata.
+        fields: further fields of slime's class.
+    """
+    made = sample_class()(
+        index=index,
+        response_length=length,
+        reward=row.reward,
+        metadata={"job": row.job, "k": row.k, "source_name": row.job.rsplit("/", 2)[0], **(about or {})},
+        weight_versions=[str(version) for version in sorted({row.oldest, row.newest}) if version >= 0],
+        **fields,
+    )
+    made.group_index = number_of(row.job)
+    made.status = made.Status("truncated" if row.status == SampleStatus.TRUNCATED else "completed")
+    return made
 
 
 class PartRewards(list[Any]):

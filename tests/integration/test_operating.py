@@ -1,13 +1,11 @@
 """The verbs by which a person holds up, looks through and clears a run, through the real command line."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import redis
 
-from penstock.console.cli.main import execute
 from penstock.names import Lane
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.scripts import run
@@ -147,37 +145,6 @@ def test_what_would_be_done_is_said_and_not_done(cli: Cli, client: redis.Redis, 
     )
     assert cli.json("engines", "onload", "--dry-run") == {"would_onload": ["weights", "cuda_graph", "kv_cache"]}
     assert not client.exists(keys.memory(play.MODEL))
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_is_told_ids_that_begin_as_what_is_typed(
-    cli: Cli, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch, shell: str
-) -> None:
-    now = float(client.time()[0])
-    client.hset(keys.workers, "w1.abc", pack({"name": "w1.abc", "at": now + 600, "state": "serving"}))
-    client.hset(keys.group("d/0/\x1b[2J"), "st", "queued")
-
-    def offered(*typed: str) -> list[str]:
-        words = ["penstock", *typed[:-1], *cli.target, typed[-1]]
-        monkeypatch.setenv("_PENSTOCK_COMPLETE", f"complete_{shell}")
-        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(words))
-        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
-        monkeypatch.setenv("COMP_WORDS", " ".join(words))
-        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-        with pytest.raises(SystemExit):
-            execute([])
-        out, err = cli.capsys.readouterr()
-        assert err == ""
-        # zsh is given a list in its own words, or told to offer files.
-        return sorted(set(re.findall(r"[\w./]+", out)) - {"_arguments", "_files"})
-
-    assert offered("jobs", "show", "d/0/") == [f"d/0/{line}" for line in range(5)]
-    assert offered("jobs", "cancel", "d/0/3") == ["d/0/3"]
-    assert offered("dead", "purge", "d") == ["d/0/1"]
-    assert offered("workers", "show", "w") == ["w1", "w1.abc"]
-    assert offered("subs", "drop", "a") == ["actor"]
-    client.delete(keys.subs)
-    assert offered("subs", "drop", "b") == []
 
 
 def test_a_job_is_shown_with_all_that_is_known_of_it_in_every_state(cli: Cli, client: redis.Redis, keys: Keys) -> None:

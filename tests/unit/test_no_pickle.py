@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.consumers.batch import column_files, recording
+from penstock.consumers.batch import recording
 from penstock.consumers.grpo import checkpoint
 from penstock.errors import PenstockError
 from penstock.payloads import checksum_of, sides
@@ -37,7 +37,7 @@ from penstock.workers.rewards.pool.wire import Verdict, sample_from_json
 from penstock.workers.rewards.pool.worker import _NOTHING, _unpacked
 from penstock.workers.sglang.engine import SglangEngine
 from tests.hostile_records import decoders
-from tests.unit.consumers.batch.test_hostile_recordings import COLUMN, RECORD
+from tests.unit.consumers.batch.test_hostile_recordings import ABOUT, MANIFEST, zipped
 from tests.unit.penstock.protocol.test_hostile_hashes import HASHES
 from tests.unit.penstock.protocol.test_hostile_redis import VALUES
 from tests.unit.penstock.system.test_hostile_files import FILES
@@ -124,13 +124,13 @@ def test_no_payload_column_or_prefix_is_unpickled(bombs: list[bytes], tmp_path: 
         for data in (bomb, MAGIC + bomb, sides.MAGIC + bomb):
             tried(decode, data, "d/0/1/0")
             tried(sides.unpack, "x", data, "d/0/1/0", checksum_of(data))
-        for header in (bomb, *map(pack, worn(RECORD, bomb))):
-            (tmp_path / "1.bin").write_bytes(struct.pack("<4sII", b"PSB1", len(header), zlib.crc32(header)) + header)
+        recorded = {"about": json.dumps(ABOUT).encode(), "manifest": MANIFEST}
+        for batch in (bomb, *(zipped(recorded | {name: bomb}) for name in recorded)):
+            (tmp_path / "1.bin").write_bytes(batch)
             tried(recording.load, f"{tmp_path}/{{rollout_id}}.bin", 1)
-        for body in (bomb, *map(pack, worn(COLUMN, bomb))):
-            at = column_files.path_of(tmp_path / "1.bin")
-            at.write_bytes(struct.pack("<II", len(body), zlib.crc32(body)) + body)
-            tried(column_files.load, tmp_path / "1.bin")
+        (tmp_path / "1.bin").write_bytes(zipped(recorded))
+        (tmp_path / "1.bin.columns-0").write_bytes(bomb)
+        tried(recording.load, f"{tmp_path}/{{rollout_id}}.bin", 1)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.console.cli import completion
 from penstock.console.cli.command import WhereOption, add_kind
 from penstock.console.cli.target import Target, newest_run, run_of
 from penstock.console.selection import parts_of
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from penstock.redis.commands import Client
 
 
-def _text(name: str, metavar: str, about: str, completes: Any = None) -> Any:
-    return Annotated[str, typer.Option(name, metavar=metavar, help=about, autocompletion=completes)]
+def _text(name: str, metavar: str, about: str) -> Any:
+    return Annotated[str, typer.Option(name, metavar=metavar, help=about)]
 
 
 DatasetOption = Annotated[str, typer.Option("--dataset", metavar="NAME", help="Of this dataset.")]
@@ -35,14 +34,12 @@ LaneOption = Annotated[str, typer.Option("--lane", help="train, eval or score.")
 _FATES = "trained, masked, evaluated, scored, filtered, dropped, evicted, payload_lost, buried or cancelled."
 #: By field of ``Filters``.
 _OPTIONS: Mapping[str, tuple[Any, Any]] = {
-    "job": (_text("--job", "JOB", "Samples of this job.", completion.jobs), ""),
+    "job": (_text("--job", "JOB", "Samples of this job."), ""),
     "prompt": (_text("--prompt", "WORDS", "Whose prompt has these words; or the id of a job."), ""),
     "text": (_text("--text", "WORDS", 'Whose answer, or prompt, has these words; begin*, "as it stands".'), ""),
     "version": (Annotated[int | None, typer.Option(min=0, help="With tokens of this version.")], None),
-    "batch": (
-        Annotated[int | None, typer.Option(min=0, help="In this batch.", autocompletion=completion.batches)], None
-    ),
-    "subscription": (_text("--sub", "NAME", "In batches of this subscription.", completion.subscriptions), ""),
+    "batch": (Annotated[int | None, typer.Option(min=0, help="In this batch.")], None),
+    "subscription": (_text("--sub", "NAME", "In batches of this subscription."), ""),
     "least_reward": (Annotated[float | None, typer.Option("--min-reward", help="With at least this reward.")], None),
     "most_reward": (Annotated[float | None, typer.Option("--max-reward", help="With at most this reward.")], None),
     "fate": (_text("--fate", "FATE", _FATES), ""),

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from penstock.console.cli import completion
 from penstock.console.cli.command import Answer, command, many
 from penstock.console.cli.history.filters import Run, Wanted
 from penstock.console.cli.nouns import show_table
@@ -65,7 +64,7 @@ def samples_ls(
 
 @command(samples_app, "show")
 def samples_show(
-    sample: Annotated[str, typer.Argument(help="Its id, DATASET/EPOCH/LINE/K.", autocompletion=completion.samples)],
+    sample: Annotated[str, typer.Argument(help="Its id, DATASET/EPOCH/LINE/K.")],
     found: Run,
     answer: Answer,
     tokens: Annotated[bool, typer.Option(help="With a line per generated token.")] = True,

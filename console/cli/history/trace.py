@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.console.cli import completion
 from penstock.console.cli.command import Answer
 from penstock.console.cli.history.export import check_new, writing
 from penstock.console.cli.history.filters import Run
@@ -33,7 +32,6 @@ def trace(
         str,
         typer.Argument(
             help="Job (DATASET/EPOCH/LINE), sample (.../K), prompt (DATASET/LINE) or batch (N, or SUB:N).",
-            autocompletion=completion.samples,
         ),
     ] = "",
     perfetto: Annotated[

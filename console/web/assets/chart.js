@@ -17,7 +17,7 @@ export function chart({ title, unit, lines, zero, bound = null, xName, smooth = 
   const box = h("div", { class: "plot", tabindex: 0, role: "img", "aria-label": spoken(title, unit, lines) }, drawing, tip);
   const { range, cut } = yScale(lines, zero, bound);
   const node = h("figure", { class: "chart" },
-    h("figcaption", {}, h("span", { class: "title" }, title), unit && h("span", { class: "unit" }, unit),
+    h("figcaption", {}, h("span", { class: "title" }, title), h("span", { class: "unit" }, [unit, `over ${xName}s`].filter(Boolean).join(", ")),
       cut !== null && h("span", { class: "unit" }, `highest ${short(cut)}`)),
     box, legend(lines, bound));
   const scale = { x: span(lines.flatMap((one) => one.x)), y: range };

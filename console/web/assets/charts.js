@@ -20,7 +20,6 @@ export function drawn(found, run, other, by, smooth = true) {
     ...one,
     smooth,
     // The queue is sampled every second, and a step may take many seconds.
-    unit: one.rows === "queue" ? `${one.unit}, over seconds` : one.unit,
     xName: along(one) === "step" ? "step" : "second",
     lines: one.both.flatMap(([owner, lines]) => lines.map((line, colour) => ({
       name: other ? `${line.name}, ${owner}` : line.name,

@@ -53,6 +53,10 @@ export function replace(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter(Boolean));
 }
 
+export function loading() {
+  return h("p", { class: "none", role: "status" }, "Loading …");
+}
+
 export function failure(error) {
   return h("p", { class: "failure", role: "alert" }, said(error.message));
 }

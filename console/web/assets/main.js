@@ -51,6 +51,10 @@ async function show() {
   document.title = here.run ? `${here.run} · penstock` : "penstock";
   head(here);
   if (!here.run) { shown = runs(known); replace(content, shown.node); return; }
+  if (!known.some((one) => one.run === here.run)) {
+    replace(content, failure(new Error(`There is no run ${here.run} in this folder.`)), h("a", { href: "#/" }, "All runs"));
+    return;
+  }
   open_(here);
 }
 

@@ -1,6 +1,6 @@
 // A paged list: columns, filters and order as on the command line, the next page by its key.
 
-import { h, said, replace } from "./dom.js";
+import { h, loading, said, replace } from "./dom.js";
 import { get, ofRun } from "./net.js";
 import { number } from "./words.js";
 import { table } from "./table.js";
@@ -10,7 +10,7 @@ const EVERY_MS = 2500;
 // The server declares the columns and formats their cells (console/resources.py). filters: [{ name, field, values? }]: one
 // of the values, or a substring of the field; acts: the cell of a further column with actions on a row.
 export function pages({ run, noun, name, filters = [], sort = "", limit = 50, onRow = null, acts = null }) {
-  const body = h("div", {}), count = h("span", { class: "count", role: "status" });
+  const body = h("div", {}, loading()), count = h("span", { class: "count", role: "status" });
   const more = h("button", { type: "button", class: "more", hidden: true, onclick: () => load(true) }, "More");
   const inputs = filters.map((filter) => input(filter, () => load(false)));
   const bar = h("div", { class: "filters" }, inputs.map(([label]) => label), count);

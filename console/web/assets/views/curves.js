@@ -1,12 +1,12 @@
 // Every curve, over steps or over time.
 
-import { failure, h, replace } from "../dom.js";
+import { failure, h, loading, replace } from "../dom.js";
 import { drawn, read } from "../charts.js";
 
 const EVERY_MS = 3000;
 
 export function curves({ run, other }) {
-  const grid = h("div", { class: "charts" });
+  const grid = h("div", { class: "charts" }, loading());
   const note = h("p", { class: "none", hidden: true }, "Nothing has been written yet: curves begin with the first step.");
   const choices = [["step", "Steps"], ["up_s", "Seconds that it was up"]].map(([by, name]) =>
     h("button", { type: "button", "aria-pressed": String(by === "step"), onclick: () => choose(by) }, name));

@@ -1,6 +1,6 @@
 // Evaluation: scores of held-out prompts over versions, each prompt over versions, and how they answered one of them.
 
-import { failure, h, said, replace } from "../dom.js";
+import { failure, h, loading, said, replace } from "../dom.js";
 import { get, ofRun } from "../net.js";
 import { any, number, short } from "../words.js";
 import { chip, inLine, shadesOf } from "../answers.js";
@@ -19,7 +19,7 @@ export function evals({ run }) {
   const held = h("div", { hidden: true }, h("h2", {}, "Each prompt over versions"),
     h("div", { class: "filters" }, h("label", { class: "picker" }, h("span", {}, "Dataset"), dataset), h("label", { class: "picker" }, h("span", {}, "First"), order)),
     answers, grid, more, kinds, h("h2", {}, "Scores"), scores);
-  const none = h("div", {});
+  const none = h("div", {}, loading());
   let close = () => {}, rows = [], next = null, turn = 0, asked = 0, shown = "";
 
   async function load() {

@@ -13,7 +13,7 @@ export function queue({ run }) {
   const detail = h("section", { class: "detail", hidden: true, "aria-live": "polite" });
   const open = (row) => showJob(run, row.job, detail);
   const jobs = pages({
-    run, noun: "jobs", name: "Jobs", onRow: open,
+    run, noun: "jobs", name: "Jobs", onRow: open, sort: "state",
     filters: [{ name: "State", field: "state", values: STATES }, { name: "Job", field: "job" }, { name: "Worker", field: "worker" }],
   });
   const dead = pages({

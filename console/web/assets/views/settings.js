@@ -1,11 +1,11 @@
 // What the run was set to; beside another run, what that one has otherwise.
 
-import { failure, h, said, replace } from "../dom.js";
+import { failure, h, loading, said, replace } from "../dom.js";
 import { get, ofRun } from "../net.js";
 import { table } from "../table.js";
 
 export function settings({ run, other }) {
-  const list = h("div", {});
+  const list = h("div", {}, loading());
   const wanted = h("input", { type: "search", oninput: () => draw() });
   const title = h("h1", {}, other ? "Where the configurations differ" : "Configuration");
   let rows = [];
@@ -34,5 +34,6 @@ export function settings({ run, other }) {
 }
 
 function told(value) {
-  return value === null || value === undefined ? h("span", { class: "null" }, "not set") : said(String(value));
+  if (value === null || value === undefined) return h("span", { class: "null" }, "not set");
+  return typeof value === "object" ? h("span", { class: "null" }, "empty") : said(String(value));
 }

@@ -44,23 +44,5 @@ def test_the_shell_completes_runs_past_one_that_cannot_be_read(runs: Path) -> No
     assert completion.runs(context, "l") == ["launched"]
 
 
-OFFERED = [completion.jobs, completion.subscriptions, completion.samples]
-
-
-@pytest.mark.parametrize("offered", OFFERED, ids=["jobs", "subscriptions", "samples"])
-def test_the_shell_is_offered_nothing_of_a_run_that_is_not_there_or_does_not_answer(
-    tmp_path: Path, offered: completion.Completion
-) -> None:
-    for params in ({}, {"run": "gone"}, {"run": "gone", "redis": "redis://127.0.0.1:1/0"}, {"redis": "no address"}):
-        context = SimpleNamespace(params={"directory": str(tmp_path), **params})
-        assert offered(cast("typer.Context", context), "") == []
-
-
-def test_a_defect_in_what_the_shell_is_offered_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.console.cli.target.Target", lambda *_, **__: SimpleNamespace(subs=lambda: 1 // 0))
-    with pytest.raises(ZeroDivisionError):
-        completion.subscriptions(cast("typer.Context", SimpleNamespace(params={})), "")
-
-
 def test_the_newest_run_is_one_that_can_be_read(runs: Path) -> None:
     assert newest_run(runs) == "by-hand"

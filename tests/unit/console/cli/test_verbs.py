@@ -78,18 +78,5 @@ def test_a_run_is_named_alike_and_the_shell_completes_it(verb: str) -> None:
     assert completes(run), "--run"
 
 
-#: Words of an id -> the verbs that take one.
-IDS = {
-    *("jobs show", "jobs cancel", "dead show", "dead requeue", "dead purge", "workers show", "samples show"),
-    *("trace", "subs set", "subs drop", "payloads drain", "payloads lose", "fleet engines"),
-}
-
-
-@pytest.mark.parametrize("verb", sorted(IDS))
-def test_the_shell_completes_ids(verb: str) -> None:
-    argument = next(parameter for parameter in VERBS[verb].params if parameter.param_type_name == "argument")
-    assert completes(argument)
-
-
 def completes(parameter: Any) -> bool:
     return getattr(parameter, "_custom_shell_complete", None) is not None

@@ -1,42 +1,54 @@
 """Recorded batches and their columns on the disk: read, or refused by an error that names the file."""
 
-import struct
-import zlib
+import io
+import json
 from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.consumers.batch import column_files, recording
+from penstock.consumers.batch import recording
 from penstock.errors import PayloadError
-from penstock.records.codec import pack
-from tests.hostile import SAME, is_read_or_refused, near, packed_near
+from tests.hostile import SAME, is_read_or_refused, json_near, near
 from tests.hostile_records import manifest
 
-RECORD = {"rank": 0, "size": 1, "digest": "x", "manifest": manifest().to_bytes(), "payloads": [["d/0/1/0", 0, 8]]}
-COLUMN = ["values", 0, b"PSC1"]
+ABOUT = {"size": 1, "digest": "x", "lost": ["d/0/1/0"]}
+MANIFEST = manifest().to_bytes()
+
+
+def zipped(members: dict[str, bytes], kind: int = ZIP_STORED) -> bytes:
+    with ZipFile(into := io.BytesIO(), "w", kind) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return into.getvalue()
 
 
 @SAME
-@given(header=packed_near(RECORD))
-def test_a_recorded_batch_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, header: bytes) -> None:
-    for data in (header, struct.pack("<4sII", b"PSB1", len(header), zlib.crc32(header)) + header + bytes(16)):
+@given(about=json_near(ABOUT), told=near(MANIFEST))
+def test_a_recorded_batch_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, about: bytes, told: bytes
+) -> None:
+    for members in ({"about": about, "manifest": MANIFEST}, {"about": json.dumps(ABOUT).encode(), "manifest": told}):
         folder = tmp_path_factory.mktemp("b")
-        (folder / "1.bin").write_bytes(data)
+        (folder / "1.bin").write_bytes(zipped(members))
         is_read_or_refused(recording.load, f"{folder}/{{rollout_id}}.bin", 1)
 
 
 @SAME
-@given(body=packed_near(COLUMN))
-def test_recorded_columns_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
-    batch = tmp_path_factory.mktemp("c") / "1.bin"
-    for data in (body, struct.pack("<II", len(body), zlib.crc32(body)) + body):
-        column_files.path_of(batch).write_bytes(data)
-        is_read_or_refused(column_files.load, batch)
+@given(data=near(zipped({"values/0": b"PSC1"})), name=st.text(min_size=1, max_size=20))
+def test_recorded_columns_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str) -> None:
+    folder = tmp_path_factory.mktemp("c")
+    (folder / "1.bin").write_bytes(zipped({"about": json.dumps(ABOUT).encode(), "manifest": MANIFEST}))
+    for columns in (data, zipped({name.encode(errors="replace").decode(): b"PSC1"})):
+        (folder / "1.bin.columns-0").write_bytes(columns)
+        is_read_or_refused(recording.load, f"{folder}/{{rollout_id}}.bin", 1)
 
 
 @SAME
-@given(data=near(struct.pack("<4sII", b"PSB1", 3, 0)))
+@given(data=near(zipped({"about": b"{}"})))
 def test_what_is_no_recording_is_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     folder = tmp_path_factory.mktemp("d")
     (folder / "1.bin").write_bytes(data)
@@ -44,9 +56,15 @@ def test_what_is_no_recording_is_refused(tmp_path_factory: pytest.TempPathFactor
         recording.load(f"{folder}/{{rollout_id}}.bin", 1)
 
 
-def test_a_recording_says_what_it_lacks(tmp_path: Path) -> None:
-    header = pack({name: value for name, value in RECORD.items() if name != "payloads"})
-    (tmp_path / "1.bin").write_bytes(struct.pack("<4sII", b"PSB1", len(header), zlib.crc32(header)) + header)
+@pytest.mark.parametrize(
+    ("members", "kind", "words"),
+    [
+        ({"about": b"{}"}, ZIP_STORED, "'manifest'"),
+        ({"about": b"{}", "manifest": MANIFEST}, ZIP_DEFLATED, "compressed"),
+    ],
+)
+def test_a_recording_says_what_it_lacks(tmp_path: Path, members: dict[str, Any], kind: int, words: str) -> None:
+    (tmp_path / "1.bin").write_bytes(zipped(members, kind))
 
-    with pytest.raises(PayloadError, match="lacks what a recorded batch has"):
+    with pytest.raises(PayloadError, match=words):
         recording.load(f"{tmp_path}/{{rollout_id}}.bin", 1)

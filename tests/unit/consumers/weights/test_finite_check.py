@@ -28,13 +28,7 @@ def check(weights: dict[str, Tensor]) -> None:
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every tensor reduced as on a GPU."""
 
-    def add(self: FiniteCheck, name: str, tensor: Tensor, place: Tensor | None = None) -> None:
-        self._group.append((name, tensor))
-        self._group_bytes += tensor.nbytes
-        if self._group_bytes >= copies.GROUP_BYTES:
-            self._flush()
-
-    monkeypatch.setattr(FiniteCheck, "add", add)
+    monkeypatch.setattr(FiniteCheck, "add", lambda self, name, tensor, place=None: self.reduce(name, tensor))
 
 
 def model(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -99,12 +93,8 @@ def test_a_value_that_only_the_published_type_cannot_hold_is_refused() -> None:
         list(CheckedSource(Cast(large, torch.float16)).tensors({}))
 
 
-@pytest.mark.parametrize("group_bytes", [1, 100, 10**9])
-def test_the_reduction_for_gpus_has_the_same_verdicts_however_tensors_are_grouped(
-    monkeypatch: pytest.MonkeyPatch, group_bytes: int
-) -> None:
+def test_the_reduction_for_gpus_has_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(copies, "GROUP_BYTES", group_bytes)
     weights = {f"{number}.{dtype}": torch.ones(4).to(dtype) for number in range(3) for dtype in DTYPES}
     check(weights)
     for name in weights:
@@ -121,7 +111,6 @@ def test_the_host_waits_once_for_all_tensors_of_a_gpu(monkeypatch: pytest.Monkey
         return real(self)
 
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(copies, "GROUP_BYTES", 1)
     monkeypatch.setattr(Tensor, "cpu", counted)
     check(model())
     assert transfers == [(len(model()),)]
