@@ -46,16 +46,12 @@ class ForgottenPayloads:
     those on other servers. So a leader checks each payload server in use once, and again if it did not
     answer or was lost meanwhile, as it may have been set back itself. A payload that a worker commits again under the
     same lease becomes permanent again when its group is complete.
-
-    Args:
-        ttl_s: time to live of payloads that no group has.
     """
 
-    def __init__(self, client: Client, keys: Keys, servers: PayloadServers, ttl_s: float) -> None:
+    def __init__(self, client: Client, keys: Keys, servers: PayloadServers) -> None:
         self._client = client
         self._keys = keys
         self._servers = servers
-        self._ttl_s = ttl_s
         self._looked: set[str] = set()
         #: The server that is being checked, and its payloads that were not checked yet.
         self._at = ""
@@ -92,14 +88,14 @@ class ForgottenPayloads:
         if self._found:
             log.warning(
                 "payload server %s had %d payloads whose commits Redis has forgotten; they are gone in %g s",
-                self._at, self._found, self._ttl_s,
+                self._at, self._found, PAYLOAD_TTL_S,
             )  # fmt: skip
         self._looked.add(self._at)
         self._at = ""
 
     def _unkeep(self, names: list[str]) -> None:
         forgotten = self._forgotten(names)
-        if forgotten and self._servers.unkeep(self._at, forgotten, self._ttl_s):
+        if forgotten and self._servers.unkeep(self._at, forgotten):
             self._found += len(forgotten)
 
     def _forgotten(self, names: list[str]) -> list[str]:
@@ -336,7 +332,7 @@ class Housekeeping:
             client, keys, state, config.run_dir, config.buffer.eval_ttl_s,
             waiting=waiting("evaluations"), alive=alive,
         )  # fmt: skip
-        self._forgotten = ForgottenPayloads(client, keys, servers, PAYLOAD_TTL_S)
+        self._forgotten = ForgottenPayloads(client, keys, servers)
         self._holdings = Holdings(client, keys)
         self._history = HeldForHistory(client, keys, lead)
         self._retire = _Interval(RETIRE_S)

@@ -199,12 +199,12 @@ class PayloadServers:
         """Return the next items of a listing; None if the server does not answer: list again then. Blocks."""
         return self._try(server, lambda: list(islice(listed, most)))
 
-    def unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:
+    def unkeep(self, server: str, names: Sequence[str]) -> bool:
         """Give permanent payloads a time to live again; return False if their server does not answer. Blocks."""
-        return self._try(server, partial(self._unkeep, server, names, ttl_s)) is not None
+        return self._try(server, partial(self._unkeep, server, names)) is not None
 
-    def _unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:
-        self._store(server).unkeep(names, ttl_s)
+    def _unkeep(self, server: str, names: Sequence[str]) -> bool:
+        self._store(server).unkeep(names)
         return True
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ SERIES = (CALLS, FAILED, SEQUENCES, TOKENS, SECONDS, ASKED)
 
 
 @dataclass(slots=True)
-class ScorerTally:
+class ScorerTally(Collector):
     """Running sums of one scorer."""
 
     calls: int = 0
@@ -83,21 +83,13 @@ class ScorerTally:
             self.seconds += time.monotonic() - began
             self.asked = 0
 
-
-class ScorerCollector(Collector):
-    """Reads the sums when it is scraped. Called from the server's thread."""
-
-    def __init__(self, tally: ScorerTally) -> None:
-        self._tally = tally
-
     def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        yield CALLS.of(tally.calls)
-        yield FAILED.of(tally.failed)
-        yield SEQUENCES.of(tally.sequences)
-        yield TOKENS.of(tally.tokens)
-        yield SECONDS.of(tally.seconds)
-        yield ASKED.of(tally.asked)
+        yield CALLS.of(self.calls)
+        yield FAILED.of(self.failed)
+        yield SEQUENCES.of(self.sequences)
+        yield TOKENS.of(self.tokens)
+        yield SECONDS.of(self.seconds)
+        yield ASKED.of(self.asked)
 
 
 #: Most jobs of one scorer that are admitted and not yet collected.
@@ -145,7 +137,7 @@ class Scorer:
         self._waiting = PublishedWaiting(self._control.client, self._keys, f"scorer:{self.name}")
         self._busy = threading.Lock()
         self._tally = ScorerTally()
-        self._exporter = Exporter.of(config, "scorer", self.name, ScorerCollector(self._tally))
+        self._exporter = Exporter.of(config, "scorer", self.name, self._tally)
 
     def __enter__(self) -> Self:
         return self

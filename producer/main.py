@@ -78,7 +78,7 @@ SERIES = (ADMITTED, POSITION, EPOCH, CLOSED, WAITED)
 
 
 @dataclass(slots=True)
-class Tally:
+class Tally(Collector):
     """Running sums of one producer, written by its loop and read by scrapes."""
 
     epoch_prompts: int = 0
@@ -87,20 +87,12 @@ class Tally:
     waits: bool = False
     waited_s: float = 0.0
 
-
-class ProducerCollector(Collector):
-    """Reads the sums for each scrape. Called from the server's thread."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-
     def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        yield ADMITTED.each(list(tally.admitted.items()))
-        yield POSITION.of(tally.position)
-        yield EPOCH.of(tally.epoch_prompts)
-        yield CLOSED.of(tally.waits)
-        yield WAITED.of(tally.waited_s)
+        yield ADMITTED.each(list(self.admitted.items()))
+        yield POSITION.of(self.position)
+        yield EPOCH.of(self.epoch_prompts)
+        yield CLOSED.of(self.waits)
+        yield WAITED.of(self.waited_s)
 
 
 #: Keys of a dataset that affect its prompts, or their positions, besides those that every dataset has.
@@ -162,7 +154,7 @@ class Producer:
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = PublishedWaiting(self._control.client, self._keys, "producer")
         self._tally = Tally(self.source.num_lines or 0)
-        self.metrics = serve(config, "producer", "", ProducerCollector(self._tally))
+        self.metrics = serve(config, "producer", "", self._tally)
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "producer", metrics=url)
         #: [datasets] lines of each as reported to Redis; None: a stream whose end is not known yet.

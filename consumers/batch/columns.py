@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import PayloadError, ProtocolError, WaitTimeout
 from penstock.names import check_name
+from penstock.payloads.format import PAYLOAD_TTL_S
 from penstock.protocol import scripts
 from penstock.records.causes import ColumnPending
 from penstock.records.codec import count_shown, name_shown
@@ -256,7 +257,6 @@ class RedisColumns:
         subscriber: the batch's subscription; announces and waits in its name.
         servers: connections to the payload servers.
         rows: of the complete batch.
-        ttl_s: time after which columns that are not freed expire.
         redone: True for a batch that all roles had committed before this one was restored: nothing is written, and
             columns are those of the lineage that committed it.
     """
@@ -269,7 +269,6 @@ class RedisColumns:
         n: int,
         digest: str,
         *,
-        ttl_s: int,
         redone: bool = False,
     ) -> None:
         self._subscriber = subscriber
@@ -277,7 +276,6 @@ class RedisColumns:
         self._rows = rows
         self._n = n
         self._digest = digest
-        self._ttl_s = ttl_s
         self._redone = redone
         #: Generation in which the batch was delivered; a rewind ends it.
         self._gen = subscriber.gen
@@ -297,7 +295,7 @@ class RedisColumns:
         for server, rows in by_server.items():
             for start in range(0, len(rows), CHUNK):
                 part = {row: values[row] for row in rows[start : start + CHUNK]}
-                call = scripts.write_column(key, self._ttl_s, part)
+                call = scripts.write_column(key, PAYLOAD_TTL_S, part)
                 other = self._servers.on_columns(server, partial(scripts.run, call=call))
                 if other:
                     raise ProtocolError(
@@ -344,7 +342,7 @@ class RedisColumns:
         """Log and count that the writer had no payload for these rows. Blocks for one round trip."""
         subscriber = self._subscriber
         values = [f"{self._digest}/{name}/{row}" for row in rows]
-        call = scripts.column_lost(subscriber.keys, subscriber.name, self._ttl_s, values)
+        call = scripts.column_lost(subscriber.keys, subscriber.name, PAYLOAD_TTL_S, values)
         if new := subscriber.control.call(call):
             log.warning(
                 "column %s of batch %d has no value for %d samples, including %s: the writer had lost their payloads",
@@ -367,7 +365,7 @@ class RedisColumns:
                 rank=subscriber.seat.rank,
                 role=subscriber.seat.role,
                 most=MAX_COLUMNS,
-                ttl_s=self._ttl_s,
+                ttl_s=PAYLOAD_TTL_S,
                 places=places,
             )
         )

@@ -16,7 +16,6 @@ from penstock.consumers.subscription.manifests import Delivery
 from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
-from penstock.payloads.format import PAYLOAD_TTL_S
 from penstock.protocol.waits import PublishedWaiting
 from penstock.records.causes import RanksAbsent
 from penstock.records.manifest import Manifest, Row, first_rows
@@ -108,7 +107,6 @@ class BatchReader:
             manifest.samples(),
             manifest.n,
             delivery.digest,
-            ttl_s=PAYLOAD_TTL_S,
             redone=redone,
         )
         template = self._config.debug.save_batches

@@ -27,7 +27,7 @@ from penstock.consumers.history.all_samples import AllSamples
 from penstock.consumers.history.retired import Retired, read_retired, read_trained
 from penstock.consumers.history.rows import Bytes, Trained, row_of_job, rows_of
 from penstock.consumers.history.texts import Texts
-from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
+from penstock.consumers.metrics.recorder import RecorderTally
 from penstock.errors import ConfigError, DiskFull, ProtocolError, QueueUnavailable, RecordingLost
 from penstock.history.part import newest_epoch
 from penstock.history.row import WHOLE_JOB, Fate, SampleRow, Use
@@ -185,7 +185,7 @@ class Recorder:
         self._renew_at = 0.0
         self._waiting = PublishedWaiting(self._control.client, self._keys, "recorder")
         self._tally = RecorderTally()
-        self.metrics = serve(config, "recorder", "", RecorderCollector(self._tally))
+        self.metrics = serve(config, "recorder", "", self._tally)
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "recorder", metrics=url)
         self._payloads = PayloadReader(config.redis, self._keys, self._waiting, stopped=self._tick)

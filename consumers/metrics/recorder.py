@@ -107,7 +107,7 @@ def is_repetitive(text: str) -> bool:
 
 
 @dataclass(slots=True)
-class RecorderTally:
+class RecorderTally(Collector):
     """Running sums of one recorder."""
 
     groups: int = 0
@@ -127,20 +127,12 @@ class RecorderTally:
             self.repetitive += is_repetitive(row.answer)
         self.write_s += seconds
 
-
-class RecorderCollector(Collector):
-    """Reads the sums when it is scraped. Called from the server's thread."""
-
-    def __init__(self, tally: RecorderTally) -> None:
-        self._tally = tally
-
     def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        yield GROUPS.of(tally.groups)
-        yield ROWS.each(list(tally.rows.items()))
-        yield TOKENS.each(list(tally.tokens.items()))
-        yield SECONDS.of(tally.write_s)
-        yield FAILURES.of(tally.hook_failures)
-        yield REPETITIVE.of(tally.repetitive)
-        if tally.answers:
-            yield REPETITION.of(tally.repetitive / tally.answers)
+        yield GROUPS.of(self.groups)
+        yield ROWS.each(list(self.rows.items()))
+        yield TOKENS.each(list(self.tokens.items()))
+        yield SECONDS.of(self.write_s)
+        yield FAILURES.of(self.hook_failures)
+        yield REPETITIVE.of(self.repetitive)
+        if self.answers:
+            yield REPETITION.of(self.repetitive / self.answers)

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import islice
 
 from penstock.errors import QueueFull
+from penstock.payloads.format import PAYLOAD_TTL_S
 from penstock.protocol.scripts import persist
 from penstock.redis import connect
 from penstock.redis.call import run, translate
@@ -42,11 +43,11 @@ class PayloadStore:
         """Make committed payloads permanent; False for a missing one."""
         return run(self.client, persist(names))
 
-    def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
-        """Undo ``keep``: they expire after ``ttl_s``, unless they are kept again. Missing ones are ignored."""
+    def unkeep(self, names: Sequence[str]) -> None:
+        """Undo ``keep``: they expire after ``PAYLOAD_TTL_S``, unless they are kept again. Missing ones are ignored."""
         pipe = self.client.pipeline(transaction=False)
         for name in names:
-            pipe.expire(name, int(ttl_s) + 1)
+            pipe.expire(name, PAYLOAD_TTL_S)
         pipe.execute()
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:

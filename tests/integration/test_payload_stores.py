@@ -121,12 +121,13 @@ async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadSto
 
 
 async def test_what_is_kept_no_more_is_there_for_a_time_unless_it_is_kept_again(
-    place: Place, store: PayloadStore, keys: Keys
+    place: Place, store: PayloadStore, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.payloads.store.PAYLOAD_TTL_S", 1)
     kept, again, pending = (payload(keys, i) for i in range(3))
     await place.put((kept, b"x"), (again, b"y"), (pending, b"z"))
     store.keep([kept, again])
-    store.unkeep([kept, again, payload(keys, 9)], 0.5)
+    store.unkeep([kept, again, payload(keys, 9)])
     assert sorted(store.names(keys.prefix)) == [(kept, False), (again, False), (pending, False)]
     assert store.read([again]) == [b"y"]
     assert store.keep([again]) == [True]
@@ -159,7 +160,7 @@ async def test_I4_what_redis_forgot_that_was_committed_is_kept_no_more(
     store.keep([there, side, together, *forgotten])
     config = RedisConfig(url=redis_server.url, payload_servers={"p": store.url})
     with contextlib.closing(PayloadServers(config, client, keys)) as servers:
-        looks = ForgottenPayloads(client, keys, servers, ttl_s=60)
+        looks = ForgottenPayloads(client, keys, servers)
         looks.tend()
         assert all(kept for _, kept in store.names(keys.prefix)), "nobody has asked this server anything yet"
         servers.persist([("p", there)])
@@ -181,7 +182,7 @@ async def test_I8_a_look_for_what_redis_forgot_goes_on_when_its_server_answers(
     config = RedisConfig(url=redis_server.url, payload_servers={"p": store.url})
     with contextlib.closing(PayloadServers(config, client, keys)) as servers, pytest.MonkeyPatch.context() as patch:
         servers.persist([("p", name)])
-        looks = ForgottenPayloads(client, keys, servers, ttl_s=60)
+        looks = ForgottenPayloads(client, keys, servers)
 
         def silent(prefix: str) -> Iterator[tuple[str, bool]]:
             raise redis.ConnectionError("it does not answer")
@@ -255,7 +256,7 @@ async def test_I8_a_server_that_refuses_commands_is_set_aside_like_a_silent_one(
     control = AsyncControl(place.store.url)
     refusing = place.store.url.replace("redis://", "redis://reader:secret@")
     config = RedisConfig(url=place.store.url, payload_servers={"refusing": refusing, "good": place.store.url})
-    stores = PayloadStores(config, keys, control, 60)
+    stores = PayloadStores(config, keys, control)
 
     assert await stores.put("refusing", [("k", b"1")]) is None
     assert stores.is_away("refusing")

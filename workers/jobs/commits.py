@@ -20,7 +20,6 @@ from penstock.config import Config
 from penstock.errors import ConfigError, PayloadError, QueueFull
 from penstock.names import Lane
 from penstock.payloads import sides
-from penstock.payloads.format import PAYLOAD_TTL_S
 from penstock.protocol import scripts
 from penstock.protocol.scripts import Call, Committed
 from penstock.protocol.waits import MOMENT_S, Waiting
@@ -154,7 +153,7 @@ class Commits:
         self._worker = worker
         self._wanted_sides = config.rollout.sides
         #: Payload servers this worker writes to.
-        self.stores = self._stores = PayloadStores(config.redis, keys, control, PAYLOAD_TTL_S)
+        self.stores = self._stores = PayloadStores(config.redis, keys, control)
         #: Server -> number of submitted samples that are neither committed nor cancelled.
         self._open: Counter[str] = Counter()
         self._pending: list[Write] = []

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from penstock.config import RedisConfig
 from penstock.errors import PenstockError, QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
+from penstock.payloads.format import PAYLOAD_TTL_S
 from penstock.payloads.store import AsyncPayloadStore
 from penstock.records.keys import CONTROL, Keys
 from penstock.redis.control import AsyncControl
@@ -36,14 +37,12 @@ class PayloadStores:
 
     Args:
         control: the control Redis of this worker, which is one of the servers.
-        ttl_s: payloads that are never committed expire after this many seconds.
     """
 
-    def __init__(self, config: RedisConfig, keys: Keys, control: AsyncControl, ttl_s: int) -> None:
+    def __init__(self, config: RedisConfig, keys: Keys, control: AsyncControl) -> None:
         self._config = config
         self._keys = keys
         self._control = control
-        self._ttl_s = ttl_s
         self._servers = {name: _open(url) for name, url in config.payload_servers.items()}
         #: Servers written to now.
         self.names = list(self._servers) or [CONTROL]
@@ -123,7 +122,7 @@ class PayloadStores:
         if not self._opens(server):
             return None
         try:
-            answers = await self._servers[server].put(pairs, self._ttl_s)
+            answers = await self._servers[server].put(pairs, PAYLOAD_TTL_S)
         except _FAILURES as exc:
             if server == CONTROL:
                 raise
@@ -143,7 +142,7 @@ class PayloadStores:
         if self.is_away(server) or not self._opens(server):
             return None
         try:
-            await self._servers[server].renew(renewed, self._ttl_s)
+            await self._servers[server].renew(renewed, PAYLOAD_TTL_S)
             answers = await self._servers[server].read(wanted)
         except _FAILURES as exc:
             if server == CONTROL:

@@ -28,7 +28,7 @@ from penstock.redis.control import Control
 from penstock.text import MASK, know, redact
 from penstock.weights.serving import server_context, token_of
 from penstock.workers.agents.gateway.connections import MAX_CONNECTIONS
-from penstock.workers.agents.gateway.metrics import GatewayCollector, Tally
+from penstock.workers.agents.gateway.metrics import Tally
 from penstock.workers.agents.gateway.routing import Routing
 from penstock.workers.agents.gateway.server import GatewayServer
 
@@ -89,7 +89,7 @@ class Gateway:
             ssl_handshake_timeout=HANDSHAKE_S if tls else None,
             backlog=BACKLOG,
         )
-        metrics = serve(config, "gateway", "", GatewayCollector(self._tally))
+        metrics = serve(config, "gateway", "", self._tally)
         showing = asyncio.create_task(self._show(metrics.url if metrics else ""))
         host = host_in_url(config.agents.host, config.reached_at)
         url = f"{'https' if tls else 'http'}://{host}:{listening.getsockname()[1]}/v1"

@@ -20,7 +20,7 @@ SERIES = (REQUESTS, TURN_SECONDS, OPEN_TURNS, REPEATS, CONNECTIONS, REFUSED)
 
 
 @dataclass(slots=True)
-class Tally:
+class Tally(Collector):
     """Running totals of one gateway. Written by its event loop, read by the metrics server's thread."""
 
     #: By path and status.
@@ -31,18 +31,10 @@ class Tally:
     connections: int = 0
     refused: int = 0
 
-
-class GatewayCollector(Collector):
-    """Read the totals on each scrape. Called in the server's thread."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-
     def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        yield REQUESTS.each(list(tally.requests.items()))
-        yield TURN_SECONDS.of(tally.turn_s)
-        yield OPEN_TURNS.of(tally.open_turns)
-        yield REPEATS.of(tally.repeats)
-        yield CONNECTIONS.of(tally.connections)
-        yield REFUSED.of(tally.refused)
+        yield REQUESTS.each(list(self.requests.items()))
+        yield TURN_SECONDS.of(self.turn_s)
+        yield OPEN_TURNS.of(self.open_turns)
+        yield REPEATS.of(self.repeats)
+        yield CONNECTIONS.of(self.connections)
+        yield REFUSED.of(self.refused)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.consumers.metrics.recorder import LOOKED_AT, RecorderCollector, RecorderTally, is_repetitive
+from penstock.consumers.metrics.recorder import LOOKED_AT, RecorderTally, is_repetitive
 from penstock.history.row import Fate, SampleRow
 
 
@@ -15,7 +15,7 @@ def test_rows_and_their_tokens_are_counted_by_fate() -> None:
     tally.wrote([row(3, 9, Fate.TRAINED, status="given")], 0.5)
     tally.groups += 2
 
-    samples = [one for family in RecorderCollector(tally).collect() for one in family.samples]
+    samples = [one for family in tally.collect() for one in family.samples]
 
     found = {(one.name, one.labels.get("fate", "")): one.value for one in samples}
     assert found["penstock_recorder_generated_tokens_total", "trained"] == 15, (
@@ -29,11 +29,11 @@ def test_rows_and_their_tokens_are_counted_by_fate() -> None:
 def test_the_share_of_repetitive_answers_is_over_those_recorded() -> None:
     tally = RecorderTally()
     kept: list[dict[str, Any]]
-    assert "rollout_repetition_frac" not in {family.name for family in RecorderCollector(tally).collect()}
+    assert "rollout_repetition_frac" not in {family.name for family in tally.collect()}
     answers = ["so it is. " * LOOKED_AT, "so", "", None]
     kept = [{} if answer is None else {"answer": answer, "tokens": np.zeros(1, np.int32)} for answer in answers]
     tally.wrote([SampleRow(job="d/0/0", k=k, fate=Fate.TRAINED, **one) for k, one in enumerate(kept)], 0.5)
-    found = {one.name: one.value for family in RecorderCollector(tally).collect() for one in family.samples}
+    found = {one.name: one.value for family in tally.collect() for one in family.samples}
     assert found["penstock_recorder_repetitive_samples_total"] == 1
     assert found["rollout_repetition_frac"] == 1 / 3
 

@@ -40,7 +40,7 @@ def server(url: str, **changes: Any) -> bytes:
 
 def stores_of(held: dict[bytes, bytes]) -> PayloadStores:
     control = cast(AsyncControl, Directory({b"rev": b"1"} | held))
-    return PayloadStores(RedisConfig(url=Directory.url), Keys("run"), control, 60)
+    return PayloadStores(RedisConfig(url=Directory.url), Keys("run"), control)
 
 
 async def chosen(stores: PayloadStores) -> set[str]:
