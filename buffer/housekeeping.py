@@ -390,11 +390,11 @@ class Housekeeping:
                     return  # not our turn
                 taken.update((worker, where) for _, worker, where in moved)
                 for job, worker, where in moved:
-                    log.debug("job %s was taken from worker %s; it is in %s now", job, worker, where)
+                    log.debug("lease of job %s ran out: worker %s, moved to %s", job, worker, where)
                 if len(moved) < CHUNK:
                     break
         for (worker, where), count in taken.items():
-            log.warning("%d jobs were taken from worker %s, whose leases ran out; they are in %s", count, worker, where)
+            log.warning("leases ran out: %d jobs of worker %s, moved to %s", count, worker, where)
 
 
 class _Interval:

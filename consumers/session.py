@@ -296,8 +296,8 @@ class RunClient:
     def revive_engines(self, *, timeout: float = 600.0) -> None:
         """Restart lost engines at once, without the backoff after several failures; block until all serve.
 
-        They are restarted in any case; this is for a trainer that cannot continue without them. With memory offloaded
-        it returns at once: they start when it is restored.
+        They are restarted in any case; this is for a trainer that cannot continue without them. If engine memory is
+        offloaded, return at once; the engines start when it is restored.
 
         Raises:
             WaitTimeout: an engine is not back within ``timeout`` seconds; names its worker and the reason.

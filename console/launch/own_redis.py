@@ -52,7 +52,7 @@ class OwnRedis:
         if not has_room(server.folder):
             # With appendfsync always it exits rather than lose a write. The parts wait for it meanwhile.
             if not self._waits_for_room:
-                log.warning("Redis exited because %s is full, and is restarted when there is room", server.folder)
+                log.warning("Redis exited: disk of %s is full; it restarts when space is available", server.folder)
             self._waits_for_room = True
             return None
         self._waits_for_room = False

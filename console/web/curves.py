@@ -141,7 +141,7 @@ class Uptime:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Numbers of all steps, their end times, and the versions of their batches ([] if unknown)."""
+    """Hold the number, the end time and the version of each step ([] if unknown)."""
 
     numbers: Sequence[float]
     times: Sequence[float]

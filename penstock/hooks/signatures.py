@@ -227,11 +227,11 @@ def _checked(what: str, path: str, found: object, forms: tuple[Form, ...]) -> tu
     for form in forms:
         if form.takes(found):
             if form.is_async and not is_async(found):
-                raise ConfigError(f"{what} {path} is not async, and is awaited: write it as async def.")
+                raise ConfigError(f"{what} {path} is awaited but is not async: write it as async def.")
             if form.is_async is False and is_async(found):
-                raise ConfigError(f"{what} {path} is async, and is called without await: write it as def.")
+                raise ConfigError(f"{what} {path} is called without await but is async: write it as def.")
             return found, form
     called = " or ".join(f"{path.rpartition(':')[2]}{form}" for form in forms)
     raise ConfigError(
-        f"{what} {path} takes {inspect.signature(found)}, and is called as {called}: correct its parameters."
+        f"{what} {path} has the signature {inspect.signature(found)} but is called as {called}: change its parameters."
     )

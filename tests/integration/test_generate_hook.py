@@ -181,5 +181,5 @@ async def test_T11_a_reward_of_words_that_a_generate_sets_is_a_named_failure(
 async def test_a_generate_that_is_not_async_is_refused_at_the_start(config: Make) -> None:
     with pytest.raises(ConfigError, match=r"hooks\.generate .*gives_a_word"):
         Worker(config(hooks={"generate": "tests.integration.hook_parts:gives_a_word"}), "w")
-    with pytest.raises(ConfigError, match="is not async, and is awaited"):
+    with pytest.raises(ConfigError, match="is awaited but is not async"):
         Worker(config(hooks={"generate": "tests.integration.hook_parts:makes_nothing"}), "w")

@@ -46,7 +46,7 @@ def test_a_preempted_fleet_of_6400_leases_is_back_in_one_look(
     print(f"all {JOBS} leases were back {time.monotonic() - began:.2f} s after the first")
     assert client.xlen(keys.jobs("resume")) == JOBS
     assert buffer.process.poll() is None
-    until(lambda: f"{JOBS // WORKERS} jobs were taken from worker w0" in buffer.text())
+    until(lambda: f"{JOBS // WORKERS} jobs of worker w0" in buffer.text())
     assert len(play.lease(client, keys, "new", JOBS)) == JOBS
     assert audit(client, keys).ok
 

@@ -131,4 +131,4 @@ class Memory:
                 await engine.resume_memory(rest)
             if not engine.offloaded:
                 self._hold.close()
-        log.info("%s back in %.3f s", ", ".join(tags), time.perf_counter() - began)
+        log.info("engine memory restored: %s in %.3f s", ", ".join(tags), time.perf_counter() - began)

@@ -175,7 +175,7 @@ def maps(value: Any, where: str) -> list[dict[str, Any]]:
 def text_at(of: Mapping[str, Any], name: str, where: str) -> str:
     """Return a required text."""
     if not isinstance(value := of.get(name), str):
-        raise invalid(f"{where}.{name} is {safe_repr(value)}: give a text.")
+        raise invalid(f"{where}.{name} must be a string, not {safe_repr(value)}.")
     return value
 
 

@@ -67,14 +67,14 @@ def test_rewards_filters_environments_and_transports_are_looked_at_before_a_star
         if key in CALLED[name]:
             check_hook(key, f"m:{name}", found)
             continue
-        with pytest.raises(ConfigError, match=rf"{key} m:{name} .*: (correct its parameters|it needs|derive)"):
+        with pytest.raises(ConfigError, match=rf"{key} m:{name} .*: (change its parameters|it needs|derive)"):
             check_hook(key, f"m:{name}", found)
 
 
 def test_a_reward_of_another_trainer_is_told_how_it_is_called() -> None:
     with pytest.raises(ConfigError) as told:
         check_hook("reward.function", "m:of_verl", examples.of_verl)
-    assert "of_verl(sample) or of_verl(args, sample): correct its parameters." in str(told.value)
+    assert "of_verl(sample) or of_verl(args, sample): change its parameters." in str(told.value)
 
 
 def test_a_name_that_is_no_import_path_is_refused_where_it_is_read() -> None:
