@@ -39,12 +39,8 @@ READY = gauge("queue_ready_groups", "Complete groups of each lane that a batch m
 KEPT = gauge("queue_kept_groups", "Groups that are complete and not retired, trained ones too.")
 UNRECORDED = gauge("queue_groups_to_record", "Groups that are done with and wait to be recorded before they go.")
 INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begun and to be resumed.")
-BURIED = counter(
-    "queue_buried_jobs", "Jobs that became dead letters, by reason of the last failure.", "reason"
-)
-FAILED = counter(
-    "queue_failed_tries", "Failed attempts of jobs, with those that made dead letters.", "reason"
-)
+BURIED = counter("queue_buried_jobs", "Jobs that became dead letters, by reason of the last failure.", "reason")
+FAILED = counter("queue_failed_tries", "Failed attempts of jobs, with those that made dead letters.", "reason")
 PASSED = counter("queue_passed_lines", "Lines of training data that were passed over in place of a job.", "dataset")
 EASY = counter("queue_skipped_easy_prompts", "Skips of prompts that are too easy, by a curriculum.", "dataset")
 HARD = counter("queue_skipped_hard_prompts", "Skips of prompts that are too hard, by a curriculum.", "dataset")

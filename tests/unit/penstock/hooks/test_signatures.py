@@ -36,7 +36,10 @@ def test_it_is_given_what_it_takes_by_name() -> None:
         ("nowhere_at_all:f", "there is no module nowhere_at_all"),
         (f"{HERE}:missing", "correct the name after the colon"),
         (f"{HERE}:NUMBER", "is not a function"),
-        (f"{HERE}:of_three", r"takes \(a: Any, .*, and is called as of_three\(sample\) or of_three\(args, sample\)"),
+        (
+            f"{HERE}:of_three",
+            r"has the signature \(a: Any, .* but is called as of_three\(sample\) or of_three\(args, sample\)",
+        ),
     ],
 )
 def test_what_cannot_be_a_hook_is_refused_with_its_key(path: str, says: str) -> None:
