@@ -5,7 +5,7 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.workers.metrics import COPIES, COPY
+from penstock.workers.metrics import TOTALS
 
 
 class Copied(NamedTuple):
@@ -22,5 +22,5 @@ def copied_by(metrics: str) -> Copied:
     with urlopen(metrics, timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     found = {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
-    copies = {labels[1]: int(value) for labels, value in found.items() if labels[0] == COPIES.shown_as}
-    return Copied(sum(copies.values()), copies.get("whole", 0), found[COPY.shown_as,])
+    copies = {labels[1]: int(value) for labels, value in found.items() if labels[0] == TOTALS["weight_copies"].shown_as}
+    return Copied(sum(copies.values()), copies.get("whole", 0), found[TOTALS["weight_copy_s"].shown_as,])

@@ -33,12 +33,13 @@ from penstock.protocol import scripts
 from penstock.protocol.waits import Waiting
 from penstock.records.job import Job
 from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.garbage_collection import settle
 from penstock.workers.jobs.commits import Commits
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 
@@ -87,18 +88,16 @@ class Writing:
     """What makes and commits the samples of one writer."""
 
     commits: Commits
-    engine: AnsweredEngine
-    rollout: RolloutConfig
-    valves: Valves = field(default_factory=Valves)
+    source: Source
 
     async def write_group(self, held: scripts.RawLease) -> None:
         job = Job.from_bytes(held.body)
         await asyncio.gather(*(self._write_sample(job, k, held.token) for k in range(job.n)))
 
     async def _write_sample(self, job: Job, k: int, token: str) -> None:
-        sample = await generate_sample(self.engine, self.valves, job, k, tokenizer=NoTokenizer(), rollout=self.rollout)
+        sample = await generate_sample(self.source, Sample(job, k))
         sample.reward = float(k % 2)
-        done = await self.commits.commit(job.id, token, [sample], 1.0, "scaled")
+        done = await self.commits.submit(job.id, token, [sample], 1.0, "scaled")
         if done.outcome not in ("committed", "ready"):
             raise RuntimeError(f"The commit of {job.id} answered {done}.")
 
@@ -117,7 +116,7 @@ async def _write(barrier: Barrier, config: Config, share: "Share", answers: Answ
     commits = Commits(config, keys, control, Waiting(), name)
     sampling = {"max_new_tokens": answers.length, "ignore_eos": True, "temperature": 1.0}
     rollout = RolloutConfig(sampling=sampling, max_context_tokens=answers.length + len(answers.prompt))
-    writing = Writing(commits, AnsweredEngine(answers, config.run_dir), rollout)
+    writing = Writing(commits, Source(AnsweredEngine(answers, config.run_dir), Valves(), NoTokenizer(), rollout))
     barrier.wait()  # the subscriptions are there, and version 1
     if share.index == 0:
         jobs = [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=answers.prompt) for i in range(share.groups * share.of)]

@@ -174,6 +174,9 @@ class RewardError(UserCodeError):
 class JudgeError(RewardError):
     """A model that judges gave no answer, or one that is none, within its tries. The text names it."""
 
+    #: Its name if it is unreachable: it answers no request.
+    away = ""
+
 
 class FrozenModelError(PenstockError):
     """A frozen model that scores samples gave no log-probabilities of one within its tries. The text names both."""

@@ -24,7 +24,7 @@ from penstock.records.sample import Sample
 from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.weights.index import WeightsIndex
 from penstock.workers.jobs.prefixes import growth_to_bytes, partial_from_bytes, partial_to_bytes
-from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
+from penstock.workers.rewards.wire import Verdict, sample_from_json, sample_to_json
 from tests.integration.play import meta
 
 Decode = Callable[[bytes], object]

@@ -4,16 +4,19 @@ One SGLang server (``workers/sglang/engine.py``), or several behind a router (``
 weights and the worker itself use only this interface.
 """
 
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
-from penstock.errors import PublishError
+from penstock.errors import EngineError, PublishError
+from penstock.model.folder import read_eos_token_ids, read_vocab_size
 from penstock.model.pictures import Images
 from penstock.protocol.presence import EnginePresence
 from penstock.records.causes import EngineStarting
@@ -91,97 +94,105 @@ class Scores:
     experts: Rows | None = field(default=None, compare=False)
 
 
-class EngineInfo(Protocol):
-    """Properties of a running engine; defaults before it was queried."""
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Properties of a running engine; the defaults are those before it was queried."""
 
-    @property
-    def version(self) -> str:
-        """Its release; '' before it was queried."""
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of prompt and answer together."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes that hold its weights, if they can be sent without the disk; else 0."""
-
-    @property
-    def saves_memory(self) -> bool:
-        """Whether it can release memory while it runs."""
+    #: Its release.
+    version: str = ""
+    #: Most tokens of prompt and answer together.
+    max_context: int = sys.maxsize
+    #: Processes that hold its weights, if they can be sent without the disk; else 0.
+    num_ranks: int = 0
+    #: Whether it can release memory while it runs.
+    saves_memory: bool = False
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """All methods belong to one event loop. Errors are those of penstock/errors.py, EngineError and below.
 
     EngineDied means that it is lost: all its requests raise the same error, and it must be started again.
+
+    Args:
+        config: its address, or how to spawn it.
+        model: folder of config, tokenizer and initial weights.
+        name: used in errors.
     """
 
-    config: EngineConfig
-    #: Used in errors.
-    name: str
-    #: Publication number of its weights; -1 if none was loaded.
-    version: int
-    #: Revision of that publication.
-    rev: int
-    #: Ranges (first, last) of abandoned versions: their tokens are not continued (T1).
-    abandoned: list[list[int]]
-    #: scaled: logprobs are after temperature; original: before it.
-    logprob_kind: LogprobKind
-    #: True while an external engine does not respond.
-    is_away: bool
-    #: True while its generation is frozen.
-    paused: bool
-    #: True while it receives weights other than from a folder: they may be partly new.
-    is_receiving: bool
-    #: Memory it has released: weights, cuda_graph, kv_cache.
-    offloaded: set[str]
-    #: Number of aborted answers.
-    num_aborted: int
-    #: Number of answers discarded because their prefix KV was of older weights; they are generated again.
-    num_stale_prefixes: int
-    #: Ids that end an answer of this model.
-    eos_token_ids: frozenset[int]
-    #: Size of the vocabulary; 0: unknown.
-    vocab_size: int
-    #: Seed of the run; each sample has its own, derived from it, if the engine samples by seeds.
-    seed: int
-    #: Whether weights may change during requests.
-    changes_in_place: bool
+    #: Its properties.
+    info: EngineInfo
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str) -> None:
+        self.config = config
+        self.model = model
+        self.name = name
+        #: Publication number of its weights; -1 if none was loaded.
+        self.version = -1
+        #: Revision of that publication.
+        self.rev = 0
+        #: Ranges (first, last) of abandoned versions: their tokens are not continued (T1).
+        self.abandoned: list[list[int]] = []
+        #: scaled: logprobs are after temperature; original: before it.
+        self.logprob_kind: LogprobKind = config.logprob_kind or "scaled"
+        #: True while an external engine does not respond.
+        self.is_away = False
+        #: True while its generation is frozen.
+        self.paused = False
+        #: True while it receives weights other than from a folder: they may be partly new.
+        self.is_receiving = False
+        #: Memory it has released: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
+        self.offloaded: set[str] = set()
+        #: Number of aborted answers.
+        self.num_aborted = 0
+        #: Number of answers discarded because their prefix KV was of older weights; they are generated again.
+        self.num_stale_prefixes = 0
+        #: Ids that end an answer of this model.
+        self.eos_token_ids = read_eos_token_ids(model.path)
+        #: Size of the vocabulary; 0: unknown.
+        self.vocab_size = read_vocab_size(model.path)
+        #: Seed of the run; each sample has its own, derived from it and its id, if the engine samples by seeds.
+        self.seed = 0
+        #: Whether weights may change during requests.
+        self.changes_in_place = True
 
     @property
-    def info(self) -> EngineInfo:
-        """Its properties."""
-
-    @property
+    @abstractmethod
     def url(self) -> str:
         """Address while it runs."""
 
     @property
     def pid(self) -> int | None:
         """Pid of its main process; None if it is external."""
+        return None
 
     @property
+    @abstractmethod
     def tells_routing(self) -> bool:
         """Whether answers include the expert routing of each token."""
 
     @property
+    @abstractmethod
     def num_running(self) -> int:
         """Requests for tokens that were sent and not answered."""
 
+    @abstractmethod
     def silent(self) -> list[tuple[str, float]]:
         """Return (name, seconds) of requests for tokens that were silent for 10 s, longest first, and are older than
         three times the expected duration of an answer of all their tokens."""
 
     def describe(self) -> list[EnginePresence]:
         """Return its servers with their states, for presence; [] if it is a single server."""
+        return []
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
         """Set the member servers of an engine behind a router (``engine.router``). Returns at once."""
+        raise EngineError(f"engine {self.name} is one server and has no members: set engine.router.")
 
     def phase(self) -> EngineStarting:
         """Return the phase of its start, if that is known. Blocks to read its log."""
+        return EngineStarting()
 
+    @abstractmethod
     async def start(self, publication: Publication | None = None) -> None:
         """Start it, and wait until it serves.
 
@@ -196,19 +207,26 @@ class Engine(Protocol):
 
     async def restart(self, publication: Publication | None) -> None:
         """Stop what is left of it and start it with ``publication``; raises as :meth:`start`."""
+        await self.stop()
+        await self.start(publication)
 
+    @abstractmethod
     async def stop(self) -> None:
         """Stop what was started; running requests return as aborted or raise EngineDied."""
 
+    @abstractmethod
     async def watch(self) -> str:
         """Wait until it is lost; return why."""
 
     def last_words(self) -> str:
         """Return how it ended, with the end of its log; '' while it runs, or if unknown."""
+        return ""
 
+    @abstractmethod
     def unwatched(self) -> AbstractContextManager[None]:
         """Suspend health checks inside the ``with``, for calls that block it and have their own limit."""
 
+    @abstractmethod
     async def generate(
         self,
         input_ids: list[int],
@@ -235,15 +253,21 @@ class Engine(Protocol):
             EngineError: it failed, or its answer is malformed.
         """
 
+    @abstractmethod
     async def score(
         self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False
     ) -> Scores:
         """Return log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
 
+        Args:
+            start: 1 <= start < L: the first token has none.
+            with_routing: also return the experts, if answers include the routing.
+
         Raises:
             EngineDied, EngineRefused, EngineError: as :meth:`generate`.
         """
 
+    @abstractmethod
     async def parse_calls(
         self, text: str, tools: Sequence[Mapping[str, Any]], parser: str
     ) -> tuple[str, list[tuple[str, str]]]:
@@ -259,21 +283,27 @@ class Engine(Protocol):
             EngineError: it knows no such parser, or failed to parse the text.
         """
 
+    @abstractmethod
     async def separate_reasoning(self, text: str, parser: str) -> tuple[str, str]:
         """Return the reasoning in an answer, and the rest of its text; raises as :meth:`parse_calls`."""
 
+    @abstractmethod
     async def abort(self, rid: str) -> None:
         """Abort the requests named ``rid``; they return the tokens they have. Returns at once."""
 
+    @abstractmethod
     async def abort_all(self) -> None:
         """Abort every request; each returns the tokens it has. Returns at once."""
 
+    @abstractmethod
     async def pause(self) -> None:
         """Freeze generation in place; KV is kept."""
 
+    @abstractmethod
     async def resume(self) -> None:
         """Resume generation after :meth:`pause`."""
 
+    @abstractmethod
     async def verify(self, publication: Publication, *, files: bool = True) -> None:
         """Raise PublishError unless the publication is complete and fits the model. Reads its files in a thread.
 
@@ -281,6 +311,7 @@ class Engine(Protocol):
             files: False for weights that will not come from the disk: then only their index is read.
         """
 
+    @abstractmethod
     async def load(self, publication: Publication, receive: Receive | None = None) -> float:
         """Load verified weights; return the seconds it took. The engine must be frozen or idle.
 
@@ -293,6 +324,7 @@ class Engine(Protocol):
             EngineDied: it crashed, or did not respond within ``load_timeout_s``.
         """
 
+    @abstractmethod
     async def adopt(self, publication: Publication) -> None:
         """Take the version of a publication whose weights are already loaded. Blocks for two round trips.
 
@@ -303,17 +335,22 @@ class Engine(Protocol):
             EngineError: it failed; the version is unchanged.
         """
 
+    @abstractmethod
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
         """Check that it generates, with tokens that belong to no sample. Blocks; raises as :meth:`generate`."""
 
+    @abstractmethod
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Release GPU memory: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``."""
 
+    @abstractmethod
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """Allocate memory again. Weights must be loaded afterwards."""
 
+    @abstractmethod
     async def flush_cache(self) -> bool:
         """Empty the prefix cache; return False, and do nothing, if a request is running."""
 
+    @abstractmethod
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Send a call whose answer has ``success`` and ``message``: for weight transfers."""

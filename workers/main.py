@@ -51,12 +51,12 @@ from penstock.workers.agents.endpoint import Endpoint
 from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.engine import Engine
 from penstock.workers.engine_supervisor import Caretaker
-from penstock.workers.hooks.generate import Generating
+from penstock.workers.hooks.maker import Makers
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
 from penstock.workers.jobs.environments import Environments, allowed_environments
 from penstock.workers.jobs.heartbeat import Heartbeat
-from penstock.workers.jobs.held_jobs import HeldJobs
+from penstock.workers.jobs.held_job import HeldJobs
 from penstock.workers.jobs.intake import Intake
 from penstock.workers.jobs.stops import Endings
 from penstock.workers.jobs.valves import Valves
@@ -154,7 +154,7 @@ class Worker:
             environments=Environments(
                 allowed_environments(config), rewards.judges, partial(ModelChat, config, engine, tokenizer)
             ),
-            generating=Generating(config),
+            makers=Makers(config),
             sample_hooks=SampleHooks(config),
             tokenizer=tokenizer,
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),

@@ -19,11 +19,12 @@ from penstock.redis.control import AsyncControl
 from penstock.workers.agents.agents import Agents
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Repeats
-from penstock.workers.hooks.generate import Generating
+from penstock.workers.hooks.maker import Makers
 from penstock.workers.hooks.open_calls import OpenCalls
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
 from penstock.workers.jobs.environments import Environments
+from penstock.workers.jobs.generate import Source
 from penstock.workers.jobs.stops import Endings
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.rewards.frozen import FrozenModels
@@ -124,7 +125,7 @@ class Services:
     rewards: Rewards
     frozen: FrozenModels
     environments: Environments
-    generating: Generating
+    makers: Makers
     sample_hooks: SampleHooks
     tokenizer: Tokenizer
     commits: Commits
@@ -171,6 +172,11 @@ class Services:
 
     #: Blocks requests while the engine restarts.
     _shut: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def source(self) -> Source:
+        """Where tokens come from."""
+        return Source(self.engine, self.valves, self.tokenizer, self.config.rollout, self.tally.answered)
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:

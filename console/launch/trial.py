@@ -30,13 +30,14 @@ from penstock.producer.main import chat_template
 from penstock.producer.mixture import mixture_of
 from penstock.producer.offers import Offers
 from penstock.records.job import Job
-from penstock.records.sample import Sample
+from penstock.records.sample import Drawn, Sample
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import redact
 from penstock.workers.engine import Engine
-from penstock.workers.hooks.generate import Generating
+from penstock.workers.hooks.maker import Makers
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.environments import Environments, allowed_environments
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.score import Rewards
@@ -144,7 +145,7 @@ async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"lease_tokens": None})})
     rewards = Rewards(config.reward, None, allowed_rewards(config), args_of(config))
     environments = Environments(allowed_environments(config), rewards.judges)
-    generating, hooks = Generating(config), SampleHooks(config)
+    makers, hooks = Makers(config), SampleHooks(config)
     tokenizer = load_tokenizer(config.model.path)
     done: list[Trial] = []
     async with _engine(_seeing(config, gpus), folder, tell) as engine:
@@ -152,7 +153,9 @@ async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence
 
         async def one(job: Job) -> Trial:
             async with slots:
-                row = await _draw(engine, rewards, environments, generating, hooks, tokenizer, job)
+                row = await _draw(
+                    Source(engine, Valves(), tokenizer, config.rollout), rewards, environments, makers, hooks, job
+                )
             done.append(row)
             tell(len(done), "")
             return row
@@ -193,13 +196,7 @@ async def _tell_start(engine: Engine, tell: Tell) -> None:
 
 
 async def _draw(
-    engine: Engine,
-    rewards: Rewards,
-    environments: Environments,
-    generating: Generating,
-    hooks: SampleHooks,
-    tokenizer: Tokenizer,
-    job: Job,
+    source: Source, rewards: Rewards, environments: Environments, makers: Makers, hooks: SampleHooks, job: Job
 ) -> Trial:
     """Generate one answer, or use one that the data gives, and score it."""
     sample, error = Sample(job, len(job.answers)), ""
@@ -207,7 +204,10 @@ async def _draw(
         if job.environment == AGENT:
             raise ConfigError(f"dataset {job.dataset} is run by agents, and a trial has none: start the run instead.")
         environment = environments.make(job)
-        await generating.make(engine, Valves(), sample, tokenizer=tokenizer, environment=environment)
+        if (maker := makers.of(job)) is None:
+            await generate_sample(source, sample, environment=environment)
+        else:
+            await maker.make(source, [sample], [Drawn()])
         await hooks.apply(sample)
         if sample.reward is None:
             await rewards.score(sample)
@@ -215,7 +215,7 @@ async def _draw(
             rewards.take(sample)
     except PenstockError as exc:
         error = redact(str(exc))
-    return _row(sample, tokenizer, error)
+    return _row(sample, source.tokenizer, error)
 
 
 def _row(sample: Sample, tokenizer: Tokenizer, error: str) -> Trial:

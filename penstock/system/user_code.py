@@ -87,6 +87,43 @@ def find_function(name: str, what: str) -> Callable[..., Any]:
     return function
 
 
+async def in_thread(work: Callable[[], Any], what: str) -> Any:
+    """Return the result of ``work``, called in a new daemon thread; the coroutine of an async function is awaited here.
+
+    A call that hangs cannot be killed: it is abandoned, and must block neither a pool nor the end of the process.
+
+    Raises:
+        Raised: it raised anything, including ``sys.exit``.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(set_: Callable[[Any], None], value: Any) -> None:
+        # The caller may have timed out.
+        if not future.done():
+            set_(value)
+
+    def run() -> None:
+        set_: Callable[[Any], None]
+        try:
+            value, set_ = work(), future.set_result
+        # SystemExit too: it would end the thread without a result.
+        except BaseException as exc:
+            value, set_ = Raised(f"raised {format_exc(exc)}"), future.set_exception
+            value.__cause__ = exc
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, set_, value)
+
+    threading.Thread(target=run, name=what, daemon=True).start()
+    try:
+        value = await future
+    except asyncio.CancelledError:
+        log.warning("%s still runs in its thread, which cannot be killed", what)
+        raise
+    return await value if inspect.isawaitable(value) else value
+
+
 async def bounded(
     work: Callable[[], Awaitable[T]], limit_s: float, name: str, passes: tuple[type[Exception], ...] = ()
 ) -> T:

@@ -42,7 +42,7 @@ async def test_I4_a_payload_that_a_failover_forgot_is_written_again_before_its_c
     job = Job.from_bytes(held.body)
     samples = [make_sample(job, k, [1], 2) for k in range(job.n)]
 
-    assert (await made.commit(held.job, held.token, samples, 1.0, "scaled")).outcome == "ready"
+    assert (await made.submit(held.job, held.token, samples, 1.0, "scaled")).outcome == "ready"
 
     assert tried == 2
     assert client.exists(keys.payload(f"{held.job}/0", held.token)), "samples of one write lie in one value"

@@ -15,7 +15,7 @@ from penstock.records.job import Job
 from penstock.records.publication import Publication
 from penstock.records.sample import Sample
 from penstock.workers.engine import Segment
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
@@ -152,9 +152,7 @@ async def test_a_cancelled_sample_goes_on_from_its_partial(engine: SglangEngine,
     rollout, valves = RolloutConfig(sampling=LONG), Valves()
     job = Job(id="a/0/0", n=1, prompt="123=")
     sample = Sample(job, 0)
-    task = asyncio.create_task(
-        generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=rollout, partial=sample)
-    )
+    task = asyncio.create_task(generate_sample(Source(engine, valves, tokenizer, rollout), sample))
     await engine.generate(PROMPT, SHORT, rid="a/0/1/0")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -165,7 +163,7 @@ async def test_a_cancelled_sample_goes_on_from_its_partial(engine: SglangEngine,
 
     again = partial_from_bytes(partial_to_bytes(sample), job, 0)
     assert again.tokens == sample.tokens
-    done = await generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=rollout, partial=again)
+    done = await generate_sample(Source(engine, valves, tokenizer, rollout), again)
 
     assert done.tokens[: len(sample.tokens)] == sample.tokens
     assert sum(done.generated) == 2000
@@ -211,7 +209,7 @@ async def test_T8_the_text_of_a_sample_is_what_the_server_itself_tells(
     engine.info = replace(engine.info, takes_batches=False)
     try:
         made = await asyncio.gather(
-            *(generate_sample(engine, Valves(), job, 0, tokenizer=tokenizer, rollout=rollout) for job in jobs)
+            *(generate_sample(Source(engine, Valves(), tokenizer, rollout), Sample(job, 0)) for job in jobs)
         )
     finally:
         await engine.stop()
@@ -259,7 +257,7 @@ async def test_many_updates_under_load(engine: SglangEngine, publications: list[
         made = []
         while not stop.is_set():
             job = Job(id=f"busy/{index}/{len(made)}", n=1, prompt=f"{index}{len(made)}")
-            made.append(await generate_sample(engine, valves, job, 0, tokenizer=Plain(), rollout=rollout))
+            made.append(await generate_sample(Source(engine, valves, Plain(), rollout), Sample(job, 0)))
         return made
 
     stop = asyncio.Event()

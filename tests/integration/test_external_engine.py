@@ -21,7 +21,7 @@ from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.sglang.segment import STALE_PREFIX
@@ -141,7 +141,7 @@ async def test_T6_a_new_request_after_a_change_in_place_finds_no_KV_of_older_wei
 
     async def draw(k: int) -> Sample:
         asked = job(0, n=9, prompt=prompt, sampling=SHORT | {"temperature": TEMPERATURE})
-        return await generate_sample(engine, valves, asked, k, tokenizer=tokenizer, rollout=ROLLOUT)
+        return await generate_sample(Source(engine, valves, tokenizer, ROLLOUT), Sample(asked, k))
 
     before = [await draw(0), await draw(1)]
     await Updater(engine, valves).apply(publications[2], "in_place")
@@ -159,7 +159,7 @@ async def test_T6_a_request_that_waited_in_the_servers_queue_during_a_change_is_
     asked = job(0, n=9, prompt="another-long-prefix-worth-caching", sampling=SHORT | {"temperature": TEMPERATURE})
 
     async def draw(k: int) -> Sample:
-        return await generate_sample(engine, valves, asked, k, tokenizer=tokenizer, rollout=ROLLOUT)
+        return await generate_sample(Source(engine, valves, tokenizer, ROLLOUT), Sample(asked, k))
 
     await draw(0)  # its KV under version 1 is in the cache now
     # A frozen server keeps newcomers waiting, as a full one does.

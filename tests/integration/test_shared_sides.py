@@ -145,7 +145,7 @@ async def test_I4_one_killed_before_it_committed_leaves_what_expires_by_itself(
         await until(all_in(client, keys, [held.job], "queued"), "for the lease to run out")
     async with committing(made, client, keys) as commits:
         (again,) = play.lease(client, keys, version=1)
-        assert (await commits.commit(again.job, again.token, answered(again), 1.0, "scaled")).outcome == "ready"
+        assert (await commits.submit(again.job, again.token, answered(again), 1.0, "scaled")).outcome == "ready"
     with buffering(made):
         batch = await asyncio.to_thread(parts.step, trainer)
         assert [array.tolist() for array in batch.side(IMAGE_GRID) if array is not None] == [[[1, 2, 2]]] * N

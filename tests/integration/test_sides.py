@@ -55,7 +55,7 @@ async def commit(commits: Commits, held: RawLease, *, image: bool) -> str:
         sample.sides = {"routed_experts": experts(sample.k)}
     if image:
         samples[1].sides["image"] = np.full((2, 2), 0.5, np.float32)
-    return (await commits.commit(held.job, held.token, samples, 1.0, "scaled")).outcome
+    return (await commits.submit(held.job, held.token, samples, 1.0, "scaled")).outcome
 
 
 async def test_T17_side_arrays_are_read_when_asked_for_and_freed_with_their_group(
@@ -98,7 +98,7 @@ async def test_T17_one_that_was_asked_for_and_is_not_there_fails_the_sample(
     (held,) = play.lease(client, keys)
     sample = make_sample(Job.from_bytes(held.body), 0, [1], 2)
     with pytest.raises(PayloadError, match=r"d/0/0/0: rollout.sides asks for routed_experts, and the sample has none"):
-        await commits.commit(held.job, held.token, [sample], 1.0, "scaled")
+        await commits.submit(held.job, held.token, [sample], 1.0, "scaled")
     assert client.hget(keys.group(held.job), "c") == b"0"
     assert not left(client, keys)
 
@@ -109,7 +109,7 @@ async def test_what_is_evaluated_needs_no_side_array_that_training_asks_for(
     play.admit(client, keys, [Job("h/1/0", 1, prompt="a", lane=Lane.EVAL)], lane=Lane.EVAL, source="eval@1")
     (held,) = play.lease(client, keys)
     sample = make_sample(Job.from_bytes(held.body), 0, [1], 2)
-    await commits.commit(held.job, held.token, [sample], 1.0, "scaled")
+    await commits.submit(held.job, held.token, [sample], 1.0, "scaled")
     assert client.hget(keys.group(held.job), "c") == b"1"
 
 

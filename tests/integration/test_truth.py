@@ -19,7 +19,7 @@ from penstock.records.job import Job
 from penstock.records.publication import Publication
 from penstock.records.sample import Sample
 from penstock.workers.jobs.environments import Observation
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.weights.apply import Policy, Updater
@@ -109,7 +109,7 @@ async def test_T6_drain(
 
     async def round_of(version: int) -> list[Sample]:
         tasks = [
-            asyncio.create_task(generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=ROLLOUT))
+            asyncio.create_task(generate_sample(Source(engine, valves, tokenizer, ROLLOUT), Sample(job, 0)))
             for job in jobs()[: NUM_SAMPLES // 2]
         ]
         # The samples are inside before the publication asks for the drain.
@@ -205,7 +205,7 @@ async def test_T6_answers_go_on_under_a_version_of_the_same_weights(
 
     async def make(number: int) -> list[Sample]:
         tasks = [
-            asyncio.create_task(generate_sample(engine, valves, one, 0, tokenizer=tokenizer, rollout=ROLLOUT))
+            asyncio.create_task(generate_sample(Source(engine, valves, tokenizer, ROLLOUT), Sample(one, 0)))
             for one in jobs(number)
         ]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -263,12 +263,8 @@ async def test_T6_T8_two_turns_with_an_observation(
     tasks = [
         asyncio.create_task(
             generate_sample(
-                engine,
-                valves,
-                Job(id=f"quiz/0/{index}", n=1, prompt=f"{ALPHABET[index]}12=", sampling=sampling),
-                0,
-                tokenizer=tokenizer,
-                rollout=ROLLOUT,
+                Source(engine, valves, tokenizer, ROLLOUT),
+                Sample(Job(id=f"quiz/0/{index}", n=1, prompt=f"{ALPHABET[index]}12=", sampling=sampling), 0),
                 environment=Quiz(second_turn, published),
             )
         )

@@ -22,7 +22,7 @@ from penstock.records.publication import Publication
 from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from penstock.workers.engine import Segment
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.main import Worker
 from penstock.workers.weights.apply import Updater
@@ -67,12 +67,8 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
         tasks = {
             asyncio.create_task(
                 generate_sample(
-                    engine,
-                    valves,
-                    Job(f"race/{number}/{i}", 1, prompt=f"{letter}{i:02}=", sampling=sampling),
-                    0,
-                    tokenizer=tokenizer,
-                    rollout=config,
+                    Source(engine, valves, tokenizer, config),
+                    Sample(Job(f"race/{number}/{i}", 1, prompt=f"{letter}{i:02}=", sampling=sampling), 0),
                     interval=1,
                     drawn=drawn.release,
                 )

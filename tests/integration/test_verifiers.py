@@ -32,8 +32,8 @@ from penstock.redis.server import RedisServer
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.pool import client as checks
 from penstock.workers.rewards.pool.client import Checks
-from penstock.workers.rewards.pool.wire import ENTRY, sample_to_json
 from penstock.workers.rewards.score import Rewards
+from penstock.workers.rewards.wire import ENTRY, sample_to_json
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.parts import make_config, served

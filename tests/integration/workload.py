@@ -11,7 +11,7 @@ from penstock.records.job import Job
 from penstock.records.publication import Publication
 from penstock.records.sample import Sample
 from penstock.workers.engine import Segment
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.weights.apply import ApplyReport, Policy, Updater
@@ -97,7 +97,7 @@ async def _round(
     """The next version comes when the first answer is done, the one after it when two in five are."""
     valves = Valves()
     tasks = {
-        asyncio.create_task(generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=ROLLOUT))
+        asyncio.create_task(generate_sample(Source(engine, valves, tokenizer, ROLLOUT), Sample(job, 0)))
         for job in jobs(number)
     }
     reports = []

@@ -33,8 +33,8 @@ from penstock.records.codec import pack
 from penstock.system.disk import file_xxh3
 from penstock.weights.safetensors_files import read_header
 from penstock.workers.jobs.prefixes import partial_from_bytes
-from penstock.workers.rewards.pool.wire import Verdict, sample_from_json
 from penstock.workers.rewards.pool.worker import _NOTHING, _unpacked
+from penstock.workers.rewards.wire import Verdict, sample_from_json
 from penstock.workers.sglang.engine import SglangEngine
 from tests.hostile_records import decoders
 from tests.unit.consumers.batch.test_hostile_recordings import ABOUT, MANIFEST, zipped

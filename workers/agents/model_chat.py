@@ -9,7 +9,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, EngineDied
 from penstock.model.tokenizer import Tokenizer
 from penstock.records.sample import Sample
-from penstock.workers.agents.chat import ChatTemplate
+from penstock.workers.agents.chat import ChatTemplate, Tools
 from penstock.workers.agents.parsing import Answer, AnswerParser
 from penstock.workers.engine import Engine
 from penstock.workers.jobs.environments import Observation
@@ -18,18 +18,15 @@ from penstock.workers.jobs.environments import Observation
 _RETRY_S = 0.5
 
 
-class ModelChat:
+class ModelChat(AnswerParser):
     """Render and parse the conversations with one model."""
 
     def __init__(self, config: Config, engine: Engine, tokenizer: Tokenizer) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
+        agents = config.agents
+        super().__init__(engine, tokenizer, agents.tool_call_parser, agents.reasoning_parser)
         #: Most turns of a sample.
         self.max_turns = config.rollout.max_turns
         self._max_context = config.rollout.max_context_tokens
-        self._agents = config.agents
-        self._parser = AnswerParser(engine, tokenizer, config.agents.tool_call_parser, config.agents.reasoning_parser)
-        self._is_verified = False
         self._templates: dict[str, ChatTemplate] = {}
 
     def template(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
@@ -41,7 +38,7 @@ class ModelChat:
 
     def check_parses_calls(self) -> None:
         """Raise ConfigError if calls of tools in answers are not parsed."""
-        if self._agents.tool_call_parser is None:
+        if self._tool_call_parser is None:
             raise ConfigError(
                 "agents.tool_call_parser is missing, and an environment has tools: set it to the parser of the model's "
                 "family, such as qwen25."
@@ -52,24 +49,7 @@ class ModelChat:
         """Return the most tokens of a part."""
         return min(self._max_context, self._engine.info.max_context)
 
-    def parses(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether an answer of a model that was offered ``tools`` is more than text."""
-        return self._parser.parses(tools)
-
-    async def verify(self) -> None:
-        """Check that the engine has the parsers of section ``agents``. Blocks for a round trip each.
-
-        Raises:
-            ConfigError: it does not have them.
-            EngineDied: the connection was lost.
-        """
-        if not self._is_verified:
-            await self._parser.verify()
-            self._is_verified = True
-
-    async def parse(
-        self, generated: Sequence[int], tools: Sequence[Mapping[str, Any]], name: str, stops: Sequence[str] = ()
-    ) -> Answer:
+    async def parse(self, generated: Sequence[int], tools: Tools, name: str, stops: Sequence[str] = ()) -> Answer:
         """Return the parts of an answer, as ``AnswerParser.parse``. Waits while the engine, which parses it, restarts.
 
         Raises:
@@ -78,7 +58,7 @@ class ModelChat:
         while True:
             try:
                 await self.verify()
-                return await self._parser.parse(generated, tools, name, stops)
+                return await super().parse(generated, tools, name, stops)
             except EngineDied:
                 await asyncio.sleep(_RETRY_S)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ConfigError, EngineDied, EngineError
+from penstock.workers.agents.chat import Tools
 from penstock.workers.engine import Engine
 
 log = logging.getLogger(__name__)
@@ -67,15 +68,18 @@ class AnswerParser:
         self._tokenizer = tokenizer
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
+        self._is_verified = False
         self._special = re.compile("|".join(re.escape(token) for token in _special_tokens(tokenizer)) or "(?!)")
 
     async def verify(self) -> None:
-        """Parse a text with each parser. Blocks for a round trip each.
+        """Parse a text with each parser, once. Blocks for a round trip each.
 
         Raises:
             ConfigError: the engine does not have a parser of this name.
             EngineDied: the connection was lost.
         """
+        if self._is_verified:
+            return
         tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "properties": {}}}}
         try:
             if self._tool_call_parser is not None:
@@ -89,18 +93,13 @@ class AnswerParser:
                 f"agents.tool_call_parser {self._tool_call_parser!r} and agents.reasoning_parser "
                 f"{self._reasoning_parser!r} must be parsers of the engine's SGLang, or null: {exc}"
             ) from exc
+        self._is_verified = True
 
-    def parses(self, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+    def parses(self, tools: Tools) -> bool:
         """Return whether an answer of a model that was offered ``tools`` is more than text."""
         return self._reasoning_parser is not None or (self._tool_call_parser is not None and bool(tools))
 
-    async def parse(
-        self,
-        generated: Sequence[int],
-        tools: Sequence[Mapping[str, Any]] | None,
-        name: str,
-        stops: Sequence[str] = (),
-    ) -> Answer:
+    async def parse(self, generated: Sequence[int], tools: Tools, name: str, stops: Sequence[str] = ()) -> Answer:
         """Return the parts of an answer; text that cannot be parsed is content.
 
         Args:

@@ -77,7 +77,7 @@ class LocalLauncher(Nodes):
     """Start processes on this machine; they end with this process, however it ends (Linux)."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(local_nodes(config), config.fleet.ports, reserve=True)
+        super().__init__(local_nodes(config), config.fleet.ports, reserves=True)
         self._kept: dict[str, Kept] = {}
         here = (LOOPBACK, "localhost", os.uname().nodename)
         if others := [host for host in self.hosts if host not in here]:
@@ -87,27 +87,21 @@ class LocalLauncher(Nodes):
             )
 
     def start(self, spec: Spec) -> None:
-        """Start a process and keep it running."""
         self._kept[spec.name] = Kept(spec)
 
     def look(self) -> dict[str, Status]:
-        """Restart what is due; return the status of every process. Call it often; does not block."""
         return {name: kept.look() for name, kept in self._kept.items()}
 
     def bounce(self, name: str) -> None:
-        """Kill a process and restart it at once."""
         self._kept[name].bounce()
 
     def terminate(self, name: str) -> None:
-        """Send SIGTERM, and do not restart."""
         self._kept[name].terminate()
 
     def forget(self, name: str) -> None:
-        """Kill what is left of a process, and do not restart it."""
         if (kept := self._kept.pop(name, None)) is not None:
             kept.kill()
 
     def close(self) -> None:
-        """Kill all processes."""
         for name in list(self._kept):
             self.forget(name)

@@ -33,7 +33,7 @@ from penstock.workers.fleet.health import ServerHealth, answers
 from penstock.workers.fleet.launcher import Launcher, ProcessState, Status
 from penstock.workers.fleet.local import LocalLauncher
 from penstock.workers.fleet.models import groups_of
-from penstock.workers.fleet.plan import Plan, engine_name
+from penstock.workers.fleet.plan import Plan
 from penstock.workers.fleet.pressure import Scaling
 from penstock.workers.fleet.specs import engine_process, specs_of
 from penstock.workers.fleet.state import FleetCollector, clear_wanted, read_wanted, write_state
@@ -71,7 +71,7 @@ class Fleet:
         self._waiting = dict(self._specs)
         self._statuses: dict[str, Status] = {}
         #: Engines being drained, and since when.
-        self._leaving: dict[tuple[str, str, int], float] = {}
+        self._leaving: dict[str, float] = {}
         #: Groups that could not be scaled, and why; retried when another number is wanted.
         self._refused: dict[str, str] = {}
         self._followed: dict[str, int] = {}
@@ -115,7 +115,7 @@ class Fleet:
 
     def show_members(self) -> None:
         """Publish which engines each worker has behind its router."""
-        leaving = {e.url for e in self.plan.engines if e.key in self._leaving}
+        leaving = {e.url for e in self.plan.engines if e.owner in self._leaving}
         for worker in self.plan.workers:
             if worker.engine.router is not None:
                 members = [one for one in worker.engine.router.engines if one.url not in leaving]
@@ -169,18 +169,20 @@ class Fleet:
         Raises:
             ConfigError: it cannot grow that far; the engines that fit are started.
         """
-        present = [key for key in self._keys_of(model, group) if key not in self._leaving]
+        present = [name for name in self._engines_of(model, group) if name not in self._leaving]
         for _ in range(count - len(present)):
             self.plan.add(model, group)
             self._adopt()
         if count < len(present):
             versions = self._versions()
-            stalest = sorted(present, key=lambda key: (versions.get(engine_name(*key), -1), -key[2]))
-            for key in stalest[: len(present) - count]:
-                self._drain(key)
+            latest_first = reversed(present)
+            for name in sorted(latest_first, key=lambda name: versions.get(name, -1))[: len(present) - count]:
+                self._drain(name)
 
-    def _keys_of(self, model: str, group: str) -> list[tuple[str, str, int]]:
-        return list(dict.fromkeys(e.key for e in self.plan.engines if e.key[:2] == (model, group)))
+    def _engines_of(self, model: str, group: str) -> list[str]:
+        """Return the names of a group's engines, by their numbers."""
+        found = {e.index: e.owner for e in self.plan.engines if (e.model, e.group) == (model, group)}
+        return [found[index] for index in sorted(found)]
 
     def _versions(self) -> dict[str, int]:
         """Return the version of each engine, as reported by workers; engines without a report are missing."""
@@ -188,14 +190,14 @@ class Fleet:
         for worker in read_workers(self.client, self.keys):
             found[worker.started_as] = worker.version
             urls = {engine.url: engine.version for engine in worker.engines}
-            found |= {engine_name(*e.key): urls[e.url] for e in self.plan.engines if e.url in urls}
+            found |= {e.owner: urls[e.url] for e in self.plan.engines if e.url in urls}
         return found
 
-    def _drain(self, key: tuple[str, str, int]) -> None:
+    def _drain(self, name: str) -> None:
         """Drain one engine: its worker drains, or the worker with the router removes it."""
-        log.info("draining %s", engine_name(*key))
-        self._leaving[key] = time.monotonic()
-        if (name := engine_name(*key)) in {worker.name for worker in self.plan.workers}:
+        log.info("draining %s", name)
+        self._leaving[name] = time.monotonic()
+        if name in {worker.name for worker in self.plan.workers}:
             self._waiting.pop(name, None)
             if name in self._statuses:
                 self.launcher.terminate(name)
@@ -204,9 +206,8 @@ class Fleet:
 
     def _end_drained(self) -> None:
         """End the processes of drained engines, and release their GPUs and ports."""
-        for key, since in list(self._leaving.items()):
-            name = engine_name(*key)
-            mine = [e for e in self.plan.engines if e.key == key]
+        for name, since in list(self._leaving.items()):
+            mine = [e for e in self.plan.engines if e.owner == name]
             if name in {worker.name for worker in self.plan.workers}:
                 status = self._statuses.get(name)
                 gone = status is None or status.state == ProcessState.ENDED
@@ -217,9 +218,9 @@ class Fleet:
             for process in [name, *map(engine_process, mine)]:
                 self._waiting.pop(process, None)
                 self.launcher.forget(process)
-            self.plan.remove(key)
+            self.plan.remove(name)
             self._specs = specs_of(self.config, self.plan)
-            del self._leaving[key]
+            del self._leaving[name]
             log.info("%s has left", name)
 
     def _is_behind_a_router(self, urls: set[str]) -> bool:
@@ -242,7 +243,7 @@ class Fleet:
 
     def _count(self, group: str) -> int:
         """Return the number of engines of ``MODEL.GROUP`` that run or start."""
-        return sum(key not in self._leaving for key in self._keys_of(*group.split(".", 1)))
+        return sum(name not in self._leaving for name in self._engines_of(*group.split(".", 1)))
 
     def _follow(self, wanted: dict[str, int]) -> None:
         for name, count in wanted.items():
@@ -263,11 +264,11 @@ class Fleet:
         groups: dict[str, dict[str, Any]] = {}
         for model in groups_of(self.config):
             for name, group in zip(model.names(), model.server_groups, strict=True):
-                keys = self._keys_of(model.name, name)
+                engines = self._engines_of(model.name, name)
                 groups[f"{model.name}.{name}"] = {
                     "worker_type": group.worker_type,
-                    "engines": len(keys),
-                    "leaving": sum(key in self._leaving for key in keys),
+                    "engines": len(engines),
+                    "leaving": sum(engine in self._leaving for engine in engines),
                     "refused": self._refused.get(f"{model.name}.{name}", ""),
                 }
         statuses = {name: Status(ProcessState.WAITING) for name in self._waiting} | self._statuses

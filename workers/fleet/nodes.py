@@ -5,7 +5,6 @@ import os
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,15 +55,14 @@ class Nodes:
 
     Args:
         ports: first and last that may be used.
-        reserve: reserve ports on this machine; False only plans.
+        reserves: reserve ports on this machine; False only plans.
     """
 
-    def __init__(self, nodes: list[Node], ports: tuple[int, int], *, reserve: bool = False) -> None:
+    def __init__(self, nodes: list[Node], ports: tuple[int, int], *, reserves: bool = False) -> None:
         self.nodes = nodes
         self._owners: dict[tuple[str, int], str] = {}
         self._load: Counter[str] = Counter()
-        is_free = Reservation().hold if reserve else None
-        self._ports = {node.host: Ports(node.host, *ports, is_free) for node in nodes}
+        self._ports = {node.host: Ports(node.host, *ports, reserves=reserves) for node in nodes}
 
     @property
     def hosts(self) -> list[str]:
@@ -133,12 +131,12 @@ class Ports:
 
     Args:
         first, last: the range, both included.
-        hold: returns a file to be closed at the release of a port, or None if others use it; None: all are free.
+        reserves: reserve ports on this machine; False: all are free.
     """
 
-    def __init__(self, host: str, first: int, last: int, hold: Callable[[int], int | None] | None = None) -> None:
+    def __init__(self, host: str, first: int, last: int, *, reserves: bool = False) -> None:
         self._host, self._first, self._last = host, first, last
-        self._hold = hold
+        self._reserves = reserves
         self._owners: dict[int, str] = {}
         self._locks: dict[int, int] = {}
 
@@ -164,9 +162,9 @@ class Ports:
         self._close_unused()
 
     def _held(self, port: int) -> bool:
-        if self._hold is None:
+        if not self._reserves:
             return True
-        if (lock := self._hold(port)) is not None:
+        if (lock := reserve(port)) is not None:
             self._locks[port] = lock
         return lock is not None
 
@@ -175,30 +173,27 @@ class Ports:
             os.close(self._locks.pop(port))
 
 
-class Reservation:
-    """Ports reserved against other penstock fleets of this user on this machine."""
+def reserve(port: int) -> int | None:
+    """Reserve a port against other penstock fleets of this user on this machine, until the returned file is closed.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
+    Returns None if it is reserved or in use.
 
-    def hold(self, port: int) -> int | None:
-        """Reserve a port until the returned file is closed; return None if it is reserved or in use.
-
-        Raises:
-            ConfigError: another user owns the folder of reservations.
-        """
-        try:
-            own_folder(self._folder)
-            lock = own_file(self._folder / str(port))
-        except PermissionError as exc:
-            raise ConfigError(f"fleet.ports cannot be reserved ({exc}): set TMPDIR to a folder of your own.") from exc
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with socket.socket() as probe:
-                # As a server does that reuses the port of another: closing connections do not block it.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("0.0.0.0", port))
-        except OSError:
-            os.close(lock)
-            return None
-        return lock
+    Raises:
+        ConfigError: another user owns the folder of reservations.
+    """
+    folder = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
+    try:
+        own_folder(folder)
+        lock = own_file(folder / str(port))
+    except PermissionError as exc:
+        raise ConfigError(f"fleet.ports cannot be reserved ({exc}): set TMPDIR to a folder of your own.") from exc
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with socket.socket() as probe:
+            # As a server does that reuses the port of another: closing connections do not block it.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("0.0.0.0", port))
+    except OSError:
+        os.close(lock)
+        return None
+    return lock

@@ -55,9 +55,9 @@ class EngineProcess:
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """Identity of its engine."""
-        return self.model, self.group, self.index
+    def owner(self) -> str:
+        """Name of its engine."""
+        return engine_name(self.model, self.group, self.index)
 
     @property
     def member(self) -> MemberConfig:
@@ -158,28 +158,28 @@ class Plan:
             )
         if group.gpus is not None:
             raise ConfigError(f"{where} cannot grow: its gpus {group.gpus} are fixed; remove gpus.")
-        indexes = {engine.index for engine in self.engines if engine.key[:2] == (model_name, group_name)}
+        indexes = {engine.index for engine in self.engines if (engine.model, engine.group) == (model_name, group_name)}
         free = next(index for index in range(len(indexes) + 1) if index not in indexes)
         try:
             self.place(model, group_name, group, range(free, free + 1))
             self.equip(model)
             self.serve(model)
         except ConfigError:
-            self.remove((model_name, group_name, free))
+            self.remove(engine_name(model_name, group_name, free))
             raise
 
-    def remove(self, key: tuple[str, str, int]) -> None:
+    def remove(self, owner: str) -> None:
         """Remove one engine, and release its GPUs and ports."""
-        gone = {engine.url for engine in self.engines if engine.key == key} - {""}
-        self.engines = [engine for engine in self.engines if engine.key != key]
-        self.workers = [worker for worker in self.workers if worker.name != engine_name(*key)]
+        gone = {engine.url for engine in self.engines if engine.owner == owner} - {""}
+        self.engines = [engine for engine in self.engines if engine.owner != owner]
+        self.workers = [worker for worker in self.workers if worker.name != owner]
         self.routers = [
             replace(one, router=one.router.model_copy(update={"engines": [
                 member for member in one.router.engines if member.url not in gone
             ]}))
             for one in self.routers
         ]  # fmt: skip
-        self.places.release(engine_name(*key))
+        self.places.release(owner)
 
     # -- GPUs
 
@@ -225,7 +225,7 @@ class Plan:
         ours = [e for e in self.engines if e.model == model.name and not e.url and e.started_by != "nobody"]
         for engine in sorted(ours, key=lambda one: one.worker_type != "encoder"):
             if engine.rank == 0:
-                ranks = [one for one in ours if one.key == engine.key]
+                ranks = [one for one in ours if one.owner == engine.owner]
                 for old, new in zip(ranks, self._equipped(model, ranks), strict=True):
                     self.engines[self.engines.index(old)] = new
 
@@ -236,7 +236,7 @@ class Plan:
         args = merge(where, self.config.engine.server_args, group.overrides)
         args = parallelism(where, args, group.per_engine)
         spread = len(ranks) > 1
-        owner, dist_init = engine_name(*first.key), None
+        owner, dist_init = first.owner, None
         if spread or args.get("enable_dp_attention"):
             dist_init = self.places.port(owner, first.host, 1 + DERIVED_PORTS)
         for rank in ranks:
@@ -297,7 +297,7 @@ class Plan:
             self._route(model, served, trained)
         elif trained:
             known = {worker.name for worker in self.workers}
-            self.workers += [self._worker(e) for e in served if engine_name(*e.key) not in known]
+            self.workers += [self._worker(e) for e in served if e.owner not in known]
 
     def _route(self, model: ModelGroups, served: list[EngineProcess], trained: bool) -> None:
         members = [engine.member for engine in served]
@@ -333,6 +333,6 @@ class Plan:
         if engine.started_by != "worker" or config is None:
             config = self.config.engine.model_copy(update={"url": engine.url, "preset": None, "args": {}, "env": {}})
         host = engine.host or self.places.hosts[0]
-        slots = self.groups[engine.model, engine.group].slots if (engine.model, engine.group) in self.groups else None
+        slots = self.groups[engine.model, engine.group].slots
         gpus = engine.gpus if engine.started_by == "worker" else ()
-        return WorkerProcess(engine_name(*engine.key), engine.group, host, gpus, config, slots)
+        return WorkerProcess(engine.owner, engine.group, host, gpus, config, slots)

@@ -20,7 +20,7 @@ from penstock.system.extras import check_installed
 from penstock.system.processes import python_environment
 from penstock.workers.fleet.launcher import ProcessState, Slot, Spec, Status
 from penstock.workers.fleet.local import Kept
-from penstock.workers.fleet.nodes import Ports, Reservation, gpus_per_node
+from penstock.workers.fleet.nodes import Ports, gpus_per_node
 
 #: Settings of clusters started here: a lost node is noticed after about 3 s instead of 14, and engines, which are
 #: children of Ray's workers, run at normal priority (Ray's own is nice 15).
@@ -57,13 +57,6 @@ class KeptActor(Kept):
             )
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "") if spec.gpus else ""
         super().__init__(with_gpus(spec, given) if given else spec)
-
-
-class PortsActor(Ports):
-    """Runs on a node for the life of the fleet: holds its ports."""
-
-    def __init__(self, host: str, first: int, last: int) -> None:
-        super().__init__(host, first, last, Reservation().hold)
 
 
 def with_gpus(spec: Spec, visible: str) -> Spec:
@@ -170,8 +163,9 @@ class RayLauncher:
     def port(self, owner: str, host: str, count: int = 1) -> int:
         """Assign ports; see Places. Blocks for an answer of the node."""
         if host not in self._ports:
-            actor = self._ray.remote(num_cpus=0, resources={f"node:{host}": PIN})(PortsActor)
-            self._ports[host] = actor.remote(host, *self._range)
+            # Lives on the node as long as the fleet, and holds its ports.
+            actor = self._ray.remote(num_cpus=0, resources={f"node:{host}": PIN})(Ports)
+            self._ports[host] = actor.remote(host, *self._range, reserves=True)
         try:
             first: int = self._ray.get(self._ports[host].take.remote(owner, count), timeout=START_S)
         except self._ray.exceptions.RayTaskError as exc:
@@ -238,11 +232,9 @@ class RayLauncher:
         return dict(self._last)
 
     def bounce(self, name: str) -> None:
-        """Kill a process and restart it at once."""
         self._call(name, "bounce")
 
     def terminate(self, name: str) -> None:
-        """Send SIGTERM, and do not restart."""
         self._call(name, "terminate")
 
     def _call(self, name: str, what: str) -> None:
@@ -252,7 +244,6 @@ class RayLauncher:
             log.warning("%s: failed to %s: %s", name, what, str(exc).splitlines()[0])
 
     def forget(self, name: str) -> None:
-        """Kill what is left of a process, and its actor."""
         if name not in self._actors:
             return
         self._call(name, "kill")

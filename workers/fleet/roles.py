@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.workers.sglang.args import refuse_set, with_underscores
 
 #: Ports above --dist-init-addr that SGLang derives from it (0.5.20: six).
 DERIVED_PORTS = 6
@@ -24,11 +25,6 @@ PLANNED = {
 }
 
 
-def with_underscores(args: dict[str, Any]) -> dict[str, Any]:
-    """Return SGLang's arguments with underscores."""
-    return {name.replace("-", "_"): value for name, value in args.items()}
-
-
 def merge(where: str, base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Return ``engine.args`` overridden by a group's ``overrides``.
 
@@ -36,9 +32,7 @@ def merge(where: str, base: dict[str, Any], overrides: dict[str, Any]) -> dict[s
         ConfigError: one of them sets what the plan sets.
     """
     merged = with_underscores(base) | with_underscores(overrides)
-    for name, instead in PLANNED.items():
-        if name in merged:
-            raise ConfigError(f"{where}: {name} cannot be set, the fleet plans it: use {instead}.")
+    refuse_set(f"{where}: ", merged, PLANNED, "the fleet")
     return merged
 
 

@@ -3,58 +3,37 @@
 import shlex
 from typing import Any
 
+from penstock.config import EngineConfig
 from penstock.text import MASK, is_secret
 from penstock.workers.fleet.plan import EngineProcess, Plan
+
+_ENGINE = ("name", "model", "worker_type", "host", "gpus", "url", "ports", "started_by", "command")
+_ROUTER = ("name", "model", "host", "url", "started_by", "command")
+_WORKER = ("name", "host", "gpus", "slots")
 
 
 def as_records(plan: Plan) -> dict[str, Any]:
     """Return plain values: every process with host, GPUs, ports, exact command and additional environment."""
     return {
         "engines": [
-            {
-                "name": engine.name,
-                "model": engine.model,
-                "worker_type": engine.worker_type,
-                "host": engine.host,
-                "gpus": list(engine.gpus),
-                "node_rank": engine.rank,
-                "nnodes": engine.num_nodes,
-                "url": engine.url,
-                "ports": engine.ports,
-                "started_by": engine.started_by,
-                "command": list(engine.command),
-                "environment": _masked(engine),
-            }
-            for engine in plan.engines
+            {**_fields(one, _ENGINE), "node_rank": one.rank, "nnodes": one.num_nodes, "environment": _masked(one)}
+            for one in plan.engines
         ],
         "routers": [
-            {
-                "name": router.name,
-                "model": router.model,
-                "host": router.host,
-                "url": router.url,
-                "engines": [member.model_dump(exclude_none=True) for member in router.router.engines],
-                "started_by": router.started_by,
-                "command": list(router.command),
-            }
-            for router in plan.routers
+            {**_fields(one, _ROUTER), "engines": [each.model_dump(exclude_none=True) for each in one.router.engines]}
+            for one in plan.routers
         ],
-        "workers": [
-            {
-                "name": worker.name,
-                "host": worker.host,
-                "gpus": list(worker.gpus),
-                "feeds": _feeds(plan, worker.name),
-                "slots": worker.slots,
-            }
-            for worker in plan.workers
-        ],
+        "workers": [{**_fields(one, _WORKER), "feeds": _feeds(one.engine)} for one in plan.workers],
         "endpoints": {model: plan.endpoint(model) for model in plan.paths},
     }
 
 
-def _feeds(plan: Plan, worker: str) -> str:
-    config = next(one.engine for one in plan.workers if one.name == worker)
+def _fields(of: object, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {name: getattr(of, name) for name in names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _feeds(config: EngineConfig) -> str:
     if config.router is not None:
         return f"http://{config.router.host}:{config.router.port}"
     return config.url or f"http://{config.host}:{config.port}"

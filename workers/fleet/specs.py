@@ -9,7 +9,7 @@ from penstock.config.load import save_resolved, secret_environment
 from penstock.config.reward import FrozenModelConfig, JudgeConfig, ScoringModelConfig
 from penstock.errors import ConfigError
 from penstock.workers.fleet.launcher import Spec
-from penstock.workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess, engine_name
+from penstock.workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess
 
 
 def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
@@ -40,10 +40,10 @@ def _engine(config: Config, engine: EngineProcess) -> Spec:
         arguments=(),
         environment=engine.environment,
         log_path=str(_logs(config) / f"engine-{engine.name}.log"),
-        engine=engine_name(*engine.key),
+        engine=engine.owner,
         rank=engine.rank,
         command=(str(Path(python).absolute()), *arguments),
-        tie=engine_name(*engine.key) if engine.num_nodes > 1 else "",
+        tie=engine.owner if engine.num_nodes > 1 else "",
     )
 
 

@@ -9,20 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.config import RolloutConfig
 from penstock.config.sampling import NEUTRAL, check_sampling, hidden_by, temperature_of
 from penstock.errors import ConfigError, EngineError
 from penstock.model.tokenizer import Tokenizer
 from penstock.names import Lane
 from penstock.records.job import Job
 from penstock.records.sample import Drawn, FinishReason, Sample
-from penstock.workers.engine import Engine, Segment
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.sampling import sampling_for
-from penstock.workers.jobs.valves import Valves
 
 #: Seconds between two log entries of the same failure.
 EVERY_S = 60.0
@@ -72,6 +69,8 @@ def _key_of(failure: BaseException | None) -> tuple[str, ...]:
     return tuple(found)
 
 
+#: Returns what is held around a request.
+Slot = Callable[[], AbstractAsyncContextManager[object]]
 #: Most requests per sample.
 MAX_REQUESTS = 1024
 
@@ -116,34 +115,20 @@ class Draws:
     """Send requests for one sample to the worker's engine, and record the answers.
 
     Args:
-        job, k: of the sample.
         account: counts all generated tokens, as discarded, until a claim is verified.
         slot: held around each request.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        valves: Valves,
-        job: Job,
-        k: int,
-        *,
-        tokenizer: Tokenizer,
-        rollout: RolloutConfig,
-        account: Drawn,
-        answered: Callable[[Segment, bool], None] | None = None,
-        slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
-    ) -> None:
+    def __init__(self, source: Source, sample: Sample, account: Drawn, slot: Slot = nullcontext) -> None:
         self.made: list[Draw] = []
-        self.tokenizer = tokenizer
+        self.tokenizer = source.tokenizer
         #: Error that ended the engine during a request; set once.
         self.lost: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
-        self._engine, self._valves = engine, valves
-        self._job, self._k = job, k
+        self._job, self._k = sample.job, sample.k
         # A used-up lease hands back a prefix, which a custom function does not have.
-        self._rollout = rollout.model_copy(update={"lease_tokens": None})
-        self._sampling = sampling_for(job, rollout)
-        self._account, self._answered, self._slot = account, answered, slot
+        self._source = replace(source, rollout=source.rollout.model_copy(update={"lease_tokens": None}))
+        self._sampling = sampling_for(sample.job, source.rollout)
+        self._account, self._slot = account, slot
         self._num_requests = 0
         #: Text -> its tokens, of prompts and answers, so that a text that continues one is not tokenized again (T8).
         self._texts: dict[str, list[int]] = {}
@@ -215,17 +200,7 @@ class Draws:
         account = Drawn()
         try:
             async with self._slot():
-                return await generate_sample(
-                    self._engine,
-                    self._valves,
-                    sample.job,
-                    sample.k,
-                    tokenizer=self.tokenizer,
-                    rollout=self._rollout,
-                    partial=sample,
-                    account=account,
-                    answered=self._answered,
-                )
+                return await generate_sample(self._source, sample, account=account)
         except EngineError as exc:
             if not self.lost.done():
                 self.lost.set_result(exc)

@@ -9,8 +9,8 @@ import logging
 import sys
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,13 @@ from penstock.records.job import Job, JobFailure
 from penstock.records.sample import MAX_PARTS, Drawn, Sample
 from penstock.text import safe_repr
 from penstock.weights.serving import BAD_REQUESTS
-from penstock.workers.engine import Engine, Segment
-from penstock.workers.hooks.draws import Draws
+from penstock.workers.engine import Engine
+from penstock.workers.hooks.draws import Draws, Slot
 from penstock.workers.hooks.open_calls import called
 from penstock.workers.hooks.proofs import settle
+from penstock.workers.jobs.generate import Source
 from penstock.workers.jobs.routed_experts import check_rows
 from penstock.workers.jobs.sampling import sampling_for
-from penstock.workers.jobs.valves import Valves
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,6 @@ _SLIME_HTTP = "slime.utils.http_utils"
 #: The key of section ``hooks`` whose function generates a whole group.
 GROUP = "rollout"
 
-Slot = Callable[[], AbstractAsyncContextManager[object]]
-
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
@@ -127,17 +125,9 @@ class Maker:
         self._is_ready = False
 
     async def make(
-        self,
-        engine: Engine,
-        valves: Valves,
-        samples: Sequence[Sample],
-        *,
-        tokenizer: Tokenizer,
-        accounts: Sequence[Drawn],
-        answered: Callable[[Segment, bool], None] | None = None,
-        slot: Slot = nullcontext,
+        self, source: Source, samples: Sequence[Sample], accounts: Sequence[Drawn], slot: Slot = nullcontext
     ) -> None:
-        """Generate ``samples``, of one job. Tokens of an earlier attempt are discarded.
+        """Generate ``samples``, of one job, which start over: tokens of an earlier attempt are discarded.
 
         Args:
             accounts: token usage of each sample, updated.
@@ -156,34 +146,24 @@ class Maker:
                 f"job {job.id} has images, and {self._hook.name}, which makes samples, asks the engine with tokens "
                 "alone: remove the hook, or the images."
             )
-        async with valves.sample(), AsyncExitStack() as stack:
+        async with source.valves.sample(), AsyncExitStack() as stack:
             begun = [
-                await stack.enter_async_context(self._begun(engine, valves, sample, account, tokenizer, answered, slot))
+                await stack.enter_async_context(self._begun(source, sample, account, slot))
                 for sample, account in zip(samples, accounts, strict=True)
             ]
             made = await self._call(begun)
         for one, answer in zip(begun, made, strict=True):
-            self._take(one, answer, engine)
+            self._take(one, answer, source.engine)
 
     @asynccontextmanager
-    async def _begun(
-        self,
-        engine: Engine,
-        valves: Valves,
-        sample: Sample,
-        account: Drawn,
-        tokenizer: Tokenizer,
-        answered: Callable[[Segment, bool], None] | None,
-        slot: Slot,
-    ) -> AsyncIterator[_Begun]:
+    async def _begun(self, source: Source, sample: Sample, account: Drawn, slot: Slot) -> AsyncIterator[_Begun]:
         account.lost_turn += sum(sample.generated)
         _reset(sample)
-        draws = Draws(engine, valves, sample.job, sample.k, tokenizer=tokenizer, rollout=self._config.rollout,
-                      account=account, answered=answered, slot=slot)  # fmt: skip
+        draws = Draws(source, sample, account, slot)
         try:
             async with door(draws) as port:
                 at = {"sglang_router_ip": HOST, "sglang_router_port": port, "engine": draws}
-                given = begun(sample, _prompt(sample.job, tokenizer))
+                given = begun(sample, _prompt(sample.job, source.tokenizer))
                 yield _Begun(sample, account, given, draws, Namespace(**vars(self._args) | at))
         finally:
             await draws.close()
@@ -251,6 +231,25 @@ class Maker:
         self._is_ready = True
         if (open_client := getattr(sys.modules.get(_SLIME_HTTP), "init_http_client", None)) is not None:
             open_client(args)
+
+
+class Makers:
+    """The user functions that make the samples of a run, instead of the engine's turns.
+
+    Raises:
+        ConfigError: a function cannot be imported, or has an unsupported signature.
+    """
+
+    def __init__(self, config: Config) -> None:
+        hooks = config.hooks
+        paths = {"generate": hooks.generate, GROUP: hooks.rollout, "eval": hooks.eval}
+        makers = {key: Maker(key, path, config) for key, path in paths.items() if path is not None}
+        self._train = makers.get("generate") or makers.get(GROUP)
+        self._eval = makers.get("eval") or self._train
+
+    def of(self, job: Job) -> Maker | None:
+        """Return the function that makes the samples of ``job``; None: the engine's turns do."""
+        return self._eval if job.lane == Lane.EVAL else self._train
 
 
 def _checked(answers: Any, begun: Sequence[_Begun], what: str) -> list[Any]:

@@ -4,11 +4,7 @@ Code that works for others creates ``OpenCalls`` and enters ``hears`` around tha
 recorded in it. Without it, nothing is recorded.
 """
 
-import asyncio
-import contextlib
-import inspect
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,8 +15,7 @@ from typing import Any
 from penstock.errors import HookError
 from penstock.records.causes import AgentAwaited, CodeCalled, ServiceCalled
 from penstock.records.job import JobFailure
-from penstock.system.user_code import Raised, bounded
-from penstock.text import format_exc
+from penstock.system.user_code import Raised, bounded, in_thread
 
 Call = AgentAwaited | CodeCalled | ServiceCalled
 
@@ -141,44 +136,10 @@ async def called(work: Callable[[], Any], limit_s: float, call: CodeCalled) -> A
     what = call.label
     try:
         with calling(CODE, call):
-            return await bounded(lambda: _answer(work, what), limit_s, what)
+            return await bounded(lambda: in_thread(work, what), limit_s, what)
     except TimeoutError as exc:
         raise HookError(
             JobFailure.HOOK_TIMEOUT, f"{what} took longer than {limit_s:g} s; a thread of it still runs."
         ) from exc
     except Raised as exc:
         raise HookError(JobFailure.HOOK_RAISED, f"{what} {exc}.") from exc
-
-
-async def _answer(work: Callable[[], Any], what: str) -> Any:
-    value = await _in_thread(work, what)
-    return await value if inspect.isawaitable(value) else value
-
-
-async def _in_thread(work: Callable[[], Any], what: str) -> Any:
-    """Call ``work`` in a new daemon thread: one that hangs cannot be killed, and must block neither pool nor exit.
-
-    An async function returns its coroutine here, which then runs in the loop.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(set_: Callable[[Any], None], value: Any) -> None:
-        # The caller may have timed out.
-        if not future.done():
-            set_(value)
-
-    def run() -> None:
-        set_: Callable[[Any], None]
-        try:
-            value, set_ = work(), future.set_result
-        # SystemExit too: it would end the thread without a result.
-        except BaseException as exc:
-            value, set_ = Raised(f"raised {format_exc(exc)}"), future.set_exception
-            value.__cause__ = exc
-        # The loop may be closed by now.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, set_, value)
-
-    threading.Thread(target=run, name=what, daemon=True).start()
-    return await future

@@ -174,10 +174,6 @@ class Commits:
             return ""
         return self._stores.rev
 
-    async def commit(self, job: str, token: str, samples: Sequence[Sample], temperature: float, kind: str) -> Committed:
-        """Write and commit finished samples of one job. Waits while Redis is full or down; see ``submit``."""
-        return await self.submit(job, token, samples, temperature, kind)
-
     def submit(
         self,
         job: str,

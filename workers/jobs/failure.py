@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from penstock.errors import (
     ConfigError,
@@ -32,28 +33,18 @@ MAX_RETRY_MS = 60_000
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class Charge:
-    """Report the failure of one leased job. The lease is over afterwards, whatever the outcome.
+    """Report the failure of one leased job. The lease is over afterwards, whatever the outcome."""
 
-    Args:
-        job: its record; None if it could not be read.
-        keep_prefixes: writes checkpoints of unfinished samples, so that the next worker can continue them.
-        told: token usage of the samples that are not committed, by k.
-    """
-
-    def __init__(
-        self,
-        services: Services,
-        lease: RawLease,
-        job: Job | None,
-        keep_prefixes: Callable[[], Awaitable[None]],
-        told: Callable[[], dict[int, Drawn]],
-    ) -> None:
-        self._services = services
-        self._lease = lease
-        self._job = job
-        self._keep_prefixes = keep_prefixes
-        self._usage = told
+    services: Services
+    lease: RawLease
+    #: Its record; None if it could not be read.
+    job: Job | None
+    #: Writes checkpoints of unfinished samples, so that the next worker can continue them.
+    keep_prefixes: Callable[[], Awaitable[None]]
+    #: Returns the token usage of the samples that are not committed, by k.
+    usage: Callable[[], dict[int, Drawn]]
 
     async def make(self, failure: Exception) -> None:
         """Report ``failure``. Blocks for commits in flight and two round trips.
@@ -63,10 +54,10 @@ class Charge:
         """
         user_trace = user_trace_of(failure)
         match failure:
-            case EngineDied() if self._services.died_receiving and not isinstance(failure, MemberDied):
+            case EngineDied() if self.services.died_receiving and not isinstance(failure, MemberDied):
                 await self._release(str(failure))
             case EngineDied():
-                services = self._services
+                services = self.services
                 died = services.present() if isinstance(failure, MemberDied) else services.died
                 await self._crash(str(failure), *died)
             case ConfigError() | ProtocolError() | EngineRefused():
@@ -88,28 +79,28 @@ class Charge:
                 await self._fail(failure, JobFailure.RAISED, trace_of(failure))
 
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
-        services, config, job = self._services, self._services.config.worker, self._lease.job
+        services, config, job = self.services, self.services.config.worker, self.lease.job
         services.tally.failures[reason] += 1
         # A prefix of inconsistent arrays cannot be continued.
         if not permanent and reason != JobFailure.PAYLOAD_ERROR:
-            await self._keep_prefixes()
+            await self.keep_prefixes()
         state = await services.control.call(
             scripts.fail(
                 services.keys,
                 job,
-                self._lease.token,
+                self.lease.token,
                 services.worker,
                 reason=reason,
                 detail=detail,
                 max_attempts=0 if permanent else config.max_attempts,
                 retry_ms=int(config.retry_s * 1000),
                 max_retry_ms=MAX_RETRY_MS,
-                told=self._usage(),
+                told=self.usage(),
             )
         )
         last = (detail.strip().splitlines() or [""])[-1]
-        if state == JobState.DEAD and self._job is not None:
-            services.endings.note(self._job, reason, last)
+        if state == JobState.DEAD and self.job is not None:
+            services.endings.note(self.job, reason, last)
             await services.tell_endings()
         message = f"job {job} failed as {reason} and is {state} now: {last[:1000]}"
         if reason in OF_USER_CODE or reason == JobFailure.RAISED:
@@ -119,26 +110,26 @@ class Charge:
 
     async def _release(self, detail: str) -> None:
         """Hand the job back without a charged attempt: the engine was lost while it received weights."""
-        await self._keep_prefixes()
-        services, job = self._services, self._lease.job
-        await services.control.call(scripts.release(services.keys, job, self._lease.token, self._usage()))
+        await self.keep_prefixes()
+        services, job = self.services, self.lease.job
+        await services.control.call(scripts.release(services.keys, job, self.lease.token, self.usage()))
         services.tally.handed_back += 1
         log.warning("engine lost while receiving weights; job %s handed back: %s", job, detail)
 
     async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
-        await self._keep_prefixes()
-        services, job = self._services, self._lease.job
+        await self.keep_prefixes()
+        services, job = self.services, self.lease.job
         call = scripts.crash(
             services.keys,
             job,
-            self._lease.token,
+            self.lease.token,
             services.worker,
             detail,
             model=services.config.model.name,
             publication=publication,
             engine=engine,
             sure=sure,
-            told=self._usage(),
+            told=self.usage(),
         )
         state = await services.control.call(call)
         services.tally.crashes[state] += 1

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -49,69 +50,68 @@ def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the tokens of a worker's samples come from."""
+
+    engine: Engine
+    #: Closed by changes of its weights.
+    valves: Valves
+    tokenizer: Tokenizer
+    rollout: RolloutConfig
+    #: Called with each answer of the engine and whether its request was sent again; must not block.
+    answered: Callable[[Segment, bool], None] = lambda segment, is_resent: None
+
+
 async def generate_sample(
-    engine: Engine,
-    valves: Valves,
-    job: Job,
-    k: int,
+    source: Source,
+    sample: Sample,
     *,
-    tokenizer: Tokenizer,
-    rollout: RolloutConfig,
     environment: Environment | None = None,
-    partial: Sample | None = None,
     interval: int = 0,
-    drawn: Callable[[], None] | None = None,
+    drawn: Callable[[], None] = lambda: None,
     store: Callable[[], Awaitable[None]] | None = None,
     account: Drawn | None = None,
-    answered: Callable[[Segment, bool], None] | None = None,
 ) -> Sample:
-    """Generate answer ``k`` of ``job``. Blocks until it is done, and while ``valves`` are closed by a weight change.
+    """Generate a sample from its current tokens, at first its prompt.
+
+    Blocks until it is done, and while the valves are closed by a weight change.
 
     ``max_new_tokens`` bounds each turn, ``rollout.max_context_tokens`` the sequence; tokens are stored as the engine
     returned them and never tokenized again. Aborted requests resume from their prefix with the rest of the budget.
 
     Args:
-        partial: a sample of this job and k to continue, and to write to. A caller that may cancel this call passes one
-            (a new one: ``Sample(job, k)``): on cancellation the tokens generated so far are fetched from the engine,
-            and the sample holds them, with status "aborted", when the CancelledError arrives (within 5 s; a second
-            cancellation takes effect at once).
-        interval: stream running answers every so many tokens; ``partial`` then has them, with no newer version than
-            is proven, even if the engine dies. 0: only complete answers.
-        drawn: called whenever ``partial`` has grown; must not block.
-        store: stores ``partial``; awaited after a turn, before the environment acts on it, and after an observation,
+        sample: written to. On cancellation the tokens generated so far are fetched from the engine, and the sample
+            holds them, with status "aborted", when the CancelledError arrives (within 5 s; a second cancellation takes
+            effect at once).
+        interval: stream running answers every so many tokens; ``sample`` then has them, with no newer version than is
+            proven, even if the engine dies. 0: only complete answers.
+        drawn: called whenever ``sample`` has grown; must not block.
+        store: stores ``sample``; awaited after a turn, before the environment acts on it, and after an observation,
             before the next turn. Only for environments in which another worker can continue it.
         account: counts every token generated in this call and discarded, and requests without an answer.
-        answered: called with each answer of the engine and whether its request was sent again; must not block.
         environment: its environment; None: a single turn.
 
     Returns:
-        The sample (``partial`` itself if given), status "completed" or "truncated", reward not yet set. Status
-        "aborted": it used up ``rollout.lease_tokens`` in this call, and another call is to continue it.
+        ``sample``, with status "completed" or "truncated", reward not yet set. Status "aborted": it used up
+        ``rollout.lease_tokens`` in this call, and another call is to continue it.
 
     Raises:
         ConfigError: sampling that cannot be trained on, a prompt that leaves no room, or the environment is missing.
         EnvironmentTimeout, EnvironmentRaised: the environment timed out or raised.
-        EngineDied, EngineError: as ``Engine.generate``; tokens of earlier requests are in ``partial``.
+        EngineDied, EngineError: as ``Engine.generate``; tokens of earlier requests are in ``sample``.
     """
-    sampling = sampling_for(job, rollout)
-    sample = partial if partial is not None else Sample(job, k)
+    job, valves = sample.job, source.valves
     if environment is None and job.environment:
         raise ConfigError(f"job {job.id} names environment {safe_repr(job.environment)}, and none was made for it.")
-    maker = _Maker(
-        engine, valves, sample, sampling, tokenizer, rollout, interval, drawn, store, account or Drawn(), answered
-    )
+    maker = _Maker(source, sample, interval, drawn, store, account or Drawn())
     async with valves.sample():
         began_s = time.time()
         await maker.run(environment)
     sample.drawn_s = time.time()
-    sample.pauses = _pauses(sample, valves.requests.closed_within(began_s, time.time()))
+    closed = valves.requests.closed_within(began_s, time.time())[-MAX_PAUSES:]
+    sample.pauses = [[round(1000 * (at - sample.started_s)), round(1000 * (end - at))] for at, end in closed]
     return sample
-
-
-def _pauses(sample: Sample, closed: list[tuple[float, float]]) -> list[list[int]]:
-    """Return ``Sample.pauses``: start and duration in ms, relative to the start of the sample."""
-    spans = [[round(1000 * (begin - sample.started_s)), round(1000 * (end - begin))] for begin, end in closed]
-    return spans[-MAX_PAUSES:]
 
 
 class _Abandoned(Exception):
@@ -123,20 +123,17 @@ class _Maker:
 
     def __init__(
         self,
-        engine: Engine,
-        valves: Valves,
+        source: Source,
         sample: Sample,
-        sampling: dict[str, Any],
-        tokenizer: Tokenizer,
-        rollout: RolloutConfig,
         interval: int,
-        drawn: Callable[[], None] | None,
+        drawn: Callable[[], None],
         store: Callable[[], Awaitable[None]] | None,
         account: Drawn,
-        answered: Callable[[Segment, bool], None] | None,
     ) -> None:
+        engine, rollout, tokenizer = source.engine, source.rollout, source.tokenizer
+        sampling = sampling_for(sample.job, rollout)
         self.engine = engine
-        self.valves = valves
+        self.valves = source.valves
         self.sample = sample
         self.tokenizer = tokenizer
         self.pictures: Pictures | None = sample.pictures
@@ -153,13 +150,13 @@ class _Maker:
         #: Number of tokens before it whose version is not proven.
         self.unproven_before = sample.num_unproven
         self.interval = interval
-        self.drawn = drawn or (lambda: None)
+        self.drawn = drawn
         self.store = store
         self.account = account
         #: Tokens generated by this request, and tokens cut off before it.
         self.requested = 0
         self.cut_off = account.behind_stop
-        self.answered = answered or (lambda *_: None)
+        self.answered = source.answered
         self.is_resent = False  # whether the current request follows an aborted answer
         self.environment_timeout_s = rollout.environment_timeout_s
         self.lease_tokens = rollout.lease_tokens

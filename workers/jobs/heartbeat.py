@@ -108,7 +108,7 @@ class Heartbeat:
                 self._is_stuck = False
                 self._waiting.end()
             return True
-        position = _main_thread_position()
+        line, stack = _main_thread_position()
         if not self._is_stuck:
             self._is_stuck = True
             log.error(
@@ -116,9 +116,9 @@ class Heartbeat:
                 "it is at:\n%s",
                 stuck_for_s,
                 self._stuck_s,
-                position.stack,
+                stack,
             )
-        self._waiting.blocked_on(EventLoopStuck(self._stuck_s, position.line))
+        self._waiting.blocked_on(EventLoopStuck(self._stuck_s, line))
         return False
 
     def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -130,18 +130,13 @@ class Heartbeat:
         _call_in_loop(loop, lambda: self._lost({lease for lease in leases if lease[0] in gone}))
 
 
-class _Position:
-    """Position of a thread: its innermost line, and its stack as text."""
-
-    def __init__(self, stack: traceback.StackSummary) -> None:
-        last = stack[-1] if stack else None
-        self.line = f"{last.filename}:{last.lineno} ({last.name})" if last else "code that cannot be seen"
-        self.stack = "".join(stack.format())
-
-
-def _main_thread_position() -> _Position:
+def _main_thread_position() -> tuple[str, str]:
+    """Return the innermost line of the main thread, and its stack as text."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return _Position(traceback.extract_stack(frame) if frame else traceback.StackSummary())
+    stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
+    last = stack[-1] if stack else None
+    line = f"{last.filename}:{last.lineno} ({last.name})" if last else "code that cannot be seen"
+    return line, "".join(stack.format())
 
 
 def _fail(future: "asyncio.Future[None]", exc: Exception) -> None:

@@ -1,4 +1,4 @@
-"""One leased job from its lease to its end: generate, reward, commit; or fail, crash, release.
+"""The jobs of a worker, each from its lease to its end: generate, reward, commit; or fail, crash, release.
 
 lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k separately, commits coalesced)
            │ all committed, and the group has a reward: that comes next (rewards/groups/group_phase.py)
@@ -16,6 +16,7 @@ A failed sample ends its job only when its siblings are done, unless the failure
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from penstock.config import DatasetConfig
@@ -39,9 +40,10 @@ from penstock.system.logs import of_job
 from penstock.text import format_exc, utf8_safe
 from penstock.workers.jobs.drawing import Drawing
 from penstock.workers.jobs.failure import Charge, failure_of
+from penstock.workers.jobs.heartbeat import Lease
 from penstock.workers.jobs.prefixes import Prefix, read_prefixes
 from penstock.workers.jobs.sampling import sampling_for
-from penstock.workers.jobs.supervised import check_answers
+from penstock.workers.jobs.scoring import check_answers
 from penstock.workers.rewards.group_phase import GroupPhase
 from penstock.workers.rewards.kinds.boxed import last_box
 from penstock.workers.services import Services
@@ -375,3 +377,75 @@ class HeldJob:
                 self._note_commit(write, write.result())
             write.cancel()
         self._writes.clear()
+
+
+class HeldJobs(dict[str, HeldJob]):
+    """Job id -> the job, from its lease to its end. Create it in the worker's event loop, which alone changes it."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        #: Raises the unexpected error that ended a job's task; never done otherwise.
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Leases that another worker had at the last renewal, while a call in flight may have ended them.
+        self._doubtful: set[Lease] = set()
+
+    @property
+    def num_undrawn(self) -> int:
+        """Samples that wait for a slot or are being generated."""
+        return sum(held.num_undrawn for held in self.values())
+
+    @property
+    def num_open(self) -> int:
+        """Samples that are not committed."""
+        return sum(held.num_open for held in self.values())
+
+    @property
+    def num_suspects(self) -> int:
+        """Jobs of the lane ``suspect``."""
+        return sum(held.lease.lane == Lane.SUSPECT for held in self.values())
+
+    def take(self, lease: RawLease) -> None:
+        """Start to work on a leased job."""
+        held = HeldJob(self._services, lease)
+        before = self.get(held.job)
+        if before is not None:
+            # Leased again, so the earlier lease is over.
+            before.lose()
+        self[held.job] = held
+        held.start().add_done_callback(partial(self._forget, held))
+
+    def _forget(self, held: HeldJob, task: "asyncio.Task[None]") -> None:
+        if self.get(held.job) is held:
+            del self[held.job]
+        self._services.room.set()
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and not self.failed.done():
+            self.failed.set_exception(failure)
+
+    def leases(self) -> list[Lease]:
+        """Return the leases held, as far as is known. Safe in another thread."""
+        return [(job, held.lease.token) for job, held in list(self.items()) if not held.lost]
+
+    def lose(self, gone: set[Lease]) -> None:
+        """Stop jobs that another worker has leased.
+
+        Args:
+            gone: all leases that another worker had at this renewal.
+        """
+        for job, token in gone:
+            held = self.get(job)
+            # A commit in flight may have ended the lease itself: its reply says so, or the next renewal.
+            if held and held.lease.token == token and (not held.is_ending or (job, token) in self._doubtful):
+                held.lose()
+        self._doubtful = gone
+
+    def release(self, death: str = "") -> None:
+        """Hand every job back; returns at once. ``death`` is the error that ends the worker, '' if it drains."""
+        for held in list(self.values()):
+            held.release(death)
+
+    async def ended(self) -> None:
+        """Wait until no job is held."""
+        while tasks := [held.task for held in self.values() if held.task is not None]:
+            await asyncio.wait(tasks)

@@ -14,7 +14,7 @@ from penstock.protocol import scripts
 from penstock.protocol.waits import Waiting
 from penstock.records.causes import Cause, EngineRestarting, NoJobs, NoPublication
 from penstock.redis.control import AsyncControl
-from penstock.workers.jobs.held_jobs import HeldJobs
+from penstock.workers.jobs.held_job import HeldJobs
 from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)

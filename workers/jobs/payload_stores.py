@@ -47,7 +47,8 @@ class PayloadStores:
         #: Servers written to now.
         self.names = list(self._servers) or [CONTROL]
         self._servers[CONTROL] = AsyncPayloadStore(control)
-        self._room = {name: _Room(server) for name, server in self._servers.items()}
+        #: Server -> when its memory was checked (monotonic), and whether it was full then.
+        self._checked: dict[str, tuple[float, bool]] = {}
         #: Servers that do not respond -> (not retried before then (monotonic), pause after that).
         self._away: dict[str, tuple[float, float]] = {}
         self._directory = payload_servers.Directory()
@@ -82,7 +83,6 @@ class PayloadStores:
         except PenstockError as exc:
             self._set_aside(name, exc)
             return False
-        self._room[name] = _Room(self._servers[name])
         return True
 
     @property
@@ -107,12 +107,24 @@ class PayloadStores:
         if self.is_away(server) or not self._opens(server):
             return True
         try:
-            return await self._room[server].is_full()
+            return await self._check_room(server)
         except _FAILURES as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
             return True
+
+    async def _check_room(self, server: str) -> bool:
+        """Return whether a server is full, as it was at most ``LOOK_S`` ago."""
+        now, store = time.monotonic(), self._servers[server]
+        checked_at, was_full = self._checked.get(server, (-LOOK_S, False))
+        if now - checked_at < LOOK_S:
+            return was_full
+        is_full = await store.is_full()
+        if is_full and not was_full:
+            log.warning("payload store %s is full; buffering samples locally", redact(store.url))
+        self._checked[server] = now, is_full
+        return is_full
 
     async def put(self, server: str, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None] | None:
         """Write (key, bytes) unless the key exists; return None or the refusal (no room) of each.
@@ -181,21 +193,3 @@ def choose_server(sample_id: str, servers: Sequence[str]) -> str:
 def _open(url: str) -> AsyncPayloadStore:
     """Open a payload server that others can replace; nothing is contacted yet."""
     return AsyncPayloadStore(AsyncControl(url, patience_s=SILENT_S))
-
-
-class _Room:
-    """Whether a server has room, checked at most once per ``LOOK_S``."""
-
-    def __init__(self, store: AsyncPayloadStore) -> None:
-        self._store = store
-        self._checked = 0.0
-        self._full = False
-
-    async def is_full(self) -> bool:
-        now = time.monotonic()
-        if now - self._checked >= LOOK_S:
-            full = await self._store.is_full()
-            if full and not self._full:
-                log.warning("payload store %s is full; buffering samples locally", redact(self._store.url))
-            self._full, self._checked = full, now
-        return self._full

@@ -3,34 +3,26 @@
 A function with a parameter ``judges`` gets the frozen models of the configuration.
 """
 
-import asyncio
-import contextlib
-import inspect
-import logging
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from penstock.config import RewardConfig
 from penstock.errors import ConfigError, JudgeError, RewardError
 from penstock.hooks.signatures import is_async
-from penstock.text import format_exc
-from penstock.workers.rewards.judges import JudgeAway, Judges, takes_judges
-from penstock.workers.rewards.outcomes import Raised
+from penstock.records.job import JobFailure
+from penstock.system.user_code import in_thread
+from penstock.workers.hooks.draws import Repeats
+from penstock.workers.rewards.judges import Judges, takes_judges
+from penstock.workers.rewards.outcomes import too_long, words
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 class NotJudged(RewardError):
-    """A judge that a reward called gave no answer.
+    """A judge that a reward called gave no answer."""
 
-    Args:
-        away: its name if it is unreachable; else ''.
-    """
-
-    def __init__(self, outcome: str, message: str, away: str = "") -> None:
-        super().__init__(outcome, message)
-        self.away = away
+    #: Its name if it is unreachable.
+    away = ""
 
 
 def awaiting(
@@ -54,18 +46,15 @@ def awaiting(
             try:
                 return await function(given, judges=judges)
             except JudgeError as exc:
-                away = exc.judge if isinstance(exc, JudgeAway) else ""
-                raise NotJudged(exc.outcome, f"{what}: reward {name}: {exc}.", away) from exc
+                error = NotJudged(exc.outcome, f"{what}: reward {name}: {exc}.")
+                error.away = exc.away
+                raise error from exc
 
         return ask
     if is_async(function):
         return function
 
-    async def call(given: T) -> Any:
-        value = await _in_thread(lambda: function(given), of(given), name)
-        return await value if inspect.isawaitable(value) else value
-
-    return call
+    return lambda given: in_thread(lambda: function(given), f"{of(given)}: reward {name}")
 
 
 async def patiently(work: Callable[[], Awaitable[T]], judges: Judges) -> T:
@@ -87,38 +76,27 @@ async def patiently(work: Callable[[], Awaitable[T]], judges: Judges) -> T:
                 raise
 
 
-async def _in_thread(call: Callable[[], Any], of: str, name: str) -> Any:
-    """Call in a new daemon thread. One that hangs cannot be killed: it is abandoned, and must block neither a pool nor
-    the worker's exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+async def tried(
+    work: Callable[[], Awaitable[Any]], what: str, name: str, config: RewardConfig, repeats: Repeats
+) -> Any:
+    """Return the result of reward ``name``. One that raises has ``max_attempts``; a timeout is not retried.
 
-    def settle(set_: Callable[[Any], None], value: Any) -> None:
-        # The caller may have timed out.
-        if not future.done():
-            set_(value)
+    Args:
+        work: makes one attempt.
+        what: the sample or group, for errors.
 
-    def work() -> None:
+    Raises:
+        RewardError: as ``work``, or ``outcome`` is reward_raised or reward_timeout.
+    """
+    for attempt in range(1, config.max_attempts + 1):
         try:
-            value: Any = call()
-            set_ = future.set_result
-        # SystemExit too: it would end the thread without a result.
-        except BaseException as exc:
-            value, set_ = _raised(exc), future.set_exception
-        # The loop may be closed by now.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, set_, value)
-
-    thread = threading.Thread(target=work, name=f"reward {of}", daemon=True)
-    thread.start()
-    try:
-        return await future
-    except asyncio.CancelledError:
-        log.warning("%s: reward %s still runs in its thread, which cannot be killed", of, name)
-        raise
-
-
-def _raised(exc: BaseException) -> Raised:
-    raised = Raised(f"raised {format_exc(exc)}")
-    raised.__cause__ = exc
-    return raised
+            return await work()
+        except RewardError:
+            raise
+        except TimeoutError as exc:
+            raise RewardError(JobFailure.REWARD_TIMEOUT, too_long(what, name, config.timeout_s)) from exc
+        except Exception as exc:
+            if attempt == config.max_attempts:
+                raise RewardError(JobFailure.REWARD_RAISED, f"{what}: reward {name} {words(exc)}") from exc
+            repeats.warn(exc, f"{what}: reward {name} raised and is tried again", name)
+    raise AssertionError("unreachable")

@@ -22,9 +22,9 @@ from penstock.text import format_exc, safe_repr
 from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.rewards.allowed import is_of_slime
-from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
+from penstock.workers.rewards.calls import NotJudged, awaiting, patiently, tried
 from penstock.workers.rewards.judges import Judges
-from penstock.workers.rewards.outcomes import MAX_INFO_BYTES, number_of, words
+from penstock.workers.rewards.outcomes import MAX_INFO_BYTES, number_of
 
 
 def ranks(samples: Sequence[Sample]) -> list[float]:
@@ -125,24 +125,14 @@ class GroupReward:
     async def _try(self, samples: Sequence[Sample], job: str) -> Any:
         function, limit_s = self._function, self._config.timeout_s
         assert function is not None
-        for attempt in range(1, self._config.max_attempts + 1):
-            try:
-                with calling(CODE, CodeCalled("reward", self.name, "group", job)):
-                    return await patiently(
-                        lambda: bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,)),
-                        self._judges,
-                    )
-            except NotJudged:
-                raise
-            except TimeoutError as exc:
-                message = f"group {job}: reward {self.name} took longer than {limit_s:g} s."
-                raise RewardError(JobFailure.REWARD_TIMEOUT, message) from exc
-            except Exception as exc:
-                if attempt == self._config.max_attempts:
-                    message = f"group {job}: reward {self.name} {words(exc)}"
-                    raise RewardError(JobFailure.REWARD_RAISED, message) from exc
-                self._repeats.warn(exc, f"group {job}: reward {self.name} raised and is tried again", self.name)
-        raise AssertionError("unreachable")
+
+        async def work() -> Any:
+            with calling(CODE, CodeCalled("reward", self.name, "group", job)):
+                return await patiently(
+                    lambda: bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,)), self._judges
+                )
+
+        return await tried(work, f"group {job}", self.name, self._config, self._repeats)
 
 
 def _values(given: Any, count: int) -> list[Any] | None:

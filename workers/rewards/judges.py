@@ -41,18 +41,6 @@ _PROBES: Mapping[str, dict[str, Any]] = {
 Prompt = str | Sequence[int]
 
 
-class JudgeAway(JudgeError):
-    """The judge is unreachable: it answers no request.
-
-    Args:
-        judge: its name.
-    """
-
-    def __init__(self, outcome: JobFailure, message: str, judge: str) -> None:
-        super().__init__(outcome, message)
-        self.judge = judge
-
-
 class Judge:
     """One frozen model. Its input is text of the policy, so do not trust its output."""
 
@@ -145,7 +133,9 @@ class Judge:
         except PathMissing:
             raise
         except ServiceAway as exc:
-            raise JudgeAway(exc.outcome, f"judge {self.name}: {exc}", self.name) from exc
+            error = self._failed(exc.outcome, str(exc))
+            error.away = self.name
+            raise error from exc
         except ServiceFailed as exc:
             raise self._failed(exc.outcome, str(exc)) from exc
         finally:
@@ -155,7 +145,7 @@ class Judge:
         return JudgeError(outcome, f"judge {self.name}: {why}")
 
 
-class Judges(Mapping[str, Judge]):
+class Judges(dict[str, Judge]):
     """The judges of a configuration (``reward.judges``), by name.
 
     Belongs to one event loop, in which it must be closed.
@@ -165,33 +155,22 @@ class Judges(Mapping[str, Judge]):
     """
 
     def __init__(self, configs: Iterable[JudgeConfig], *, waits: bool = False) -> None:
+        super().__init__({one.name: Judge(one) for one in configs})
         self.waits = waits
-        self._judges = {one.name: Judge(one) for one in configs}
 
-    def __getitem__(self, name: str) -> Judge:
-        """Return a judge. Raises ConfigError if the name does not exist."""
-        if name not in self._judges:
-            known = ", ".join(self._judges) or "none"
-            raise ConfigError(f"no judge {name!r}: choose one of reward.judges ({known}), or add it there.")
-        return self._judges[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._judges
-
-    def __iter__(self) -> Any:
-        return iter(self._judges)
-
-    def __len__(self) -> int:
-        return len(self._judges)
+    def __missing__(self, name: str) -> Judge:
+        """Raise ConfigError: there is no judge of this name."""
+        known = ", ".join(self) or "none"
+        raise ConfigError(f"no judge {name!r}: choose one of reward.judges ({known}), or add it there.")
 
     async def wait_if_away(self) -> bool:
         """Wait until all judges with open requests respond; return whether one did not at first."""
-        request = [judge for judge in self._judges.values() if judge.num_open]
+        request = [judge for judge in self.values() if judge.num_open]
         return any([await judge.wait_if_away() for judge in request])
 
     async def close(self) -> None:
         """Close all connections."""
-        for judge in self._judges.values():
+        for judge in self.values():
             await judge.close()
 
 

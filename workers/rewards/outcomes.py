@@ -87,8 +87,8 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) and abs(number) <= MAX_REWARD else None
 
 
-def too_long(sample: str, name: str, limit_s: float) -> str:
-    return f"sample {sample}: reward {name} took longer than {limit_s:g} s."
+def too_long(what: str, name: str, limit_s: float) -> str:
+    return f"{what}: reward {name} took longer than {limit_s:g} s."
 
 
 def words(exc: BaseException) -> str:

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from typing import IO, Any
 
 from penstock.config import RewardConfig
@@ -37,18 +36,12 @@ CHECK_CPU_S = 5
 MAX_TEXT = 256 * 1024
 #: Checks after which a process is replaced: sympy caches without bound.
 MAX_CHECKS = 2000
+#: Result of a check that used up its CPU time.
+OUT_OF_TIME = {"score": 0.0, "out_of_time": True}
 #: Longest output line of a process.
 _MAX_LINE = 1024 * 1024
 #: Longest wait for a process to end after it has closed its output.
 _END_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    #: The result of the reward.
-    value: Any
-    #: The check used up its CPU time, and is worth 0.
-    out_of_time: bool = False
 
 
 class CheckProcesses:
@@ -66,8 +59,10 @@ class CheckProcesses:
         #: Processes without a check.
         self.idle: list[_Process] = []
 
-    async def check(self, name: str, question: Question) -> Checked:
-        """Return the result of the slow reward ``name``. Waits without a limit of its own.
+    async def check(self, name: str, question: Question) -> Any:
+        """Return the result of the slow reward ``name``; ``OUT_OF_TIME`` if the check used up its CPU time.
+
+        Waits without a limit of its own.
 
         Cancellation kills the process of the check.
 
@@ -89,7 +84,7 @@ class CheckProcesses:
             if answer is None:
                 code = await process.end()
                 if code == -signal.SIGXCPU:
-                    return Checked(0.0, out_of_time=True)
+                    return OUT_OF_TIME
                 if code == -signal.SIGPROF:
                     raise ValueError(too_slow(name, question.label, self.cpu_s))
                 raise RuntimeError(f"the process that checked it ended with code {code}")
@@ -99,7 +94,7 @@ class CheckProcesses:
                 await process.kill()
         if "error" in answer:
             raise ValueError(answer["error"])
-        return Checked(answer["value"])
+        return answer["value"]
 
     async def close(self) -> None:
         """End the idle processes; checks that run end with their caller."""

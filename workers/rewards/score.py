@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.config import RewardConfig
 from penstock.config.hooks import BOXED
-from penstock.config.reward import OverlongConfig, RemoteConfig
+from penstock.config.reward import OverlongConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.hooks.slime import PartRewards
 from penstock.names import PART_REWARDS, STEP_REWARDS, Lane
@@ -32,7 +32,7 @@ from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.hooks.read_back import read_seen
 from penstock.workers.rewards.allowed import import_reward
-from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
+from penstock.workers.rewards.calls import NotJudged, awaiting, patiently, tried
 from penstock.workers.rewards.child.client import RewardProcess
 from penstock.workers.rewards.group_reward import GroupReward
 from penstock.workers.rewards.jail.detect import check_jail
@@ -40,7 +40,7 @@ from penstock.workers.rewards.judges import Judges, takes_judges
 from penstock.workers.rewards.kinds.boxed import last_box
 from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of, needs_jail
-from penstock.workers.rewards.outcomes import MAX_REWARD, keyed, number_of, too_long, words
+from penstock.workers.rewards.outcomes import MAX_REWARD, keyed, number_of, words
 from penstock.workers.rewards.processes import CHECK_CPU_S, CheckProcesses
 from penstock.workers.rewards.service import Service, ServiceFailed
 
@@ -149,38 +149,6 @@ def overlong(num_tokens: int, config: OverlongConfig) -> float:
     return -config.factor * min(max(over / config.buffer_tokens, 0.0), 1.0)
 
 
-class RemoteReward:
-    """Compute the reward ``remote_rm`` with an HTTP service, for one worker.
-
-    The address comes only from the run's own configuration.
-    """
-
-    def __init__(self, config: RemoteConfig) -> None:
-        self.config = config
-        self._service = Service(config, "reward.remote")
-
-    async def ask(self, sample: Sample, response: str) -> Any:
-        """Return the service's result for ``response``. Waits for ``max_attempts`` and the pauses between them.
-
-        Raises:
-            RewardError: reward_too_large (the request, or the answer), reward_timeout (the last attempt timed out),
-                reward_raised (the last attempt failed, the service redirects, or the label has NaN or an infinity).
-        """
-        assert self.config.url is not None
-        job = sample.job
-        prompt = job.prompt if job.prompt is not None else job.prompt_ids
-        try:
-            return await self._service.ask(
-                self.config.url, {"prompt": prompt, "response": response, "label": job.raw_label}
-            )
-        except ServiceFailed as exc:
-            raise RewardError(exc.outcome, f"sample {sample.id}: remote_rm: {exc}.") from exc
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._service.close()
-
-
 #: Metadata entry of a prompt that names its reward (slime's).
 BY_METADATA = "rm_type"
 
@@ -254,7 +222,7 @@ class Rewards:
         self.checks = checks
         #: Processes of slow built-in rewards; None before the first check.
         self.processes: CheckProcesses | None = None
-        self.remote = RemoteReward(config.remote)
+        self._service = Service(config.remote, "reward.remote")
         #: Judges for rewards, and for environments of the same worker.
         self.judges = Judges(config.judges, waits=waits)
         self.group = GroupReward(config, self.judges, args)
@@ -321,7 +289,7 @@ class Rewards:
         """End the processes of slow rewards; withdraw open checks from the pool."""
         if self.checks is not None:
             await self.checks.close()
-        await self.remote.close()
+        await self._service.close()
         await self.judges.close()
         if self._process is not None:
             await self._process.close()
@@ -371,26 +339,16 @@ class Rewards:
         return number_of(about, sample.id, "with reward.overlong", self.config.key)
 
     async def _try(self, function: RewardFunction, sample: Sample, name: str) -> Any:
-        for attempt in range(1, self.config.max_attempts + 1):
-            try:
-                # A verifier has its own time limit, from its start; so has a service.
-                if not self._is_local(name) or is_remote(name):
+        async def work() -> Any:
+            # A verifier has its own time limit, from its start; so has a service.
+            if not self._is_local(name) or is_remote(name):
+                return await function(sample)
+            with calling(CODE, CodeCalled("reward", name, "sample", sample.id)):
+                if name in self._in_process:
                     return await function(sample)
-                with calling(CODE, CodeCalled("reward", name, "sample", sample.id)):
-                    if name in self._in_process:
-                        return await function(sample)
-                    return await patiently(lambda: self._call(function, sample, name), self.judges)
-            except RewardError:
-                raise
-            except TimeoutError as exc:
-                raise RewardError(JobFailure.REWARD_TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from exc
-            except Exception as exc:
-                if attempt == self.config.max_attempts:
-                    raise RewardError(
-                        JobFailure.REWARD_RAISED, f"sample {sample.id}: reward {name} {words(exc)}"
-                    ) from exc
-                self._repeats.warn(exc, f"sample {sample.id}: reward {name} raised and is tried again", name)
-        raise AssertionError("unreachable")
+                return await patiently(lambda: self._call(function, sample, name), self.judges)
+
+        return await tried(work, f"sample {sample.id}", name, self.config, self._repeats)
 
     async def _call(self, function: RewardFunction, sample: Sample, name: str) -> Any:
         passes = (RewardError,) if kind_of(name) else (NotJudged,)
@@ -448,8 +406,16 @@ class Rewards:
         return call
 
     def _remote(self, is_boxed: bool) -> RewardFunction:
+        """Ask the service at ``reward.remote.url``, an address of the run's own configuration."""
+
         async def call(sample: Sample) -> Any:
-            return await self.remote.ask(sample, (last_box(sample.text) or "") if is_boxed else sample.text)
+            job, text = sample.job, (last_box(sample.text) or "") if is_boxed else sample.text
+            prompt = job.prompt if job.prompt is not None else job.prompt_ids
+            question = {"prompt": prompt, "response": text, "label": job.raw_label}
+            try:
+                return await self._service.ask(self.config.remote.url or "", question)
+            except ServiceFailed as exc:
+                raise RewardError(exc.outcome, f"sample {sample.id}: remote_rm: {exc}.") from exc
 
         return call
 
@@ -458,9 +424,6 @@ class Rewards:
             if self.processes is None:
                 check_packages([name])
                 self.processes = CheckProcesses(self.config.pool.workers, cpu_s=CHECK_CPU_S, config=self.config)
-            found = await self.processes.check(name, Question.of(sample))
-            if found.out_of_time:
-                return {self.config.key: found.value, "out_of_time": True}
-            return keyed(found.value, self.config.key)
+            return keyed(await self.processes.check(name, Question.of(sample)), self.config.key)
 
         return call

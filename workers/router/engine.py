@@ -21,7 +21,7 @@ continue.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import EngineDied, EngineError, EngineRefused, MemberDied, PublishError
@@ -187,22 +187,15 @@ class RoutedEngine(TendedEngines):
     # -- requests
 
     async def call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        timeout_s: float | None = None,
-        *,
-        ok: Iterable[int] = (200,),
-        is_json: bool = True,
-        keep: bool = False,
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None, **options: Any
     ) -> Any:
         """Send requests for tokens through the router, text to parse to any server, everything else to each."""
         if path == "/generate":
-            return await self._generate(body or {}, timeout_s, keep)
+            calling = super().call
+            return await self._guarded(body or {}, lambda: calling(method, path, body, timeout_s, **options))
 
         def send(one: SglangEngine) -> Awaitable[Any]:
-            return one.call(method, path, body, timeout_s, ok=ok, is_json=is_json)
+            return one.call(method, path, body, timeout_s, **options)
 
         return await (self._call_any if path in (PARSE_CALLS, SEPARATE_REASONING) else self._call_each)(path, send)
 
@@ -240,10 +233,6 @@ class RoutedEngine(TendedEngines):
             elif isinstance(result, BaseException):
                 raise result
         return answers[0]
-
-    async def _generate(self, body: dict[str, Any], timeout_s: float | None, keep: bool) -> Any:
-        calling = super().call
-        return await self._guarded(body, lambda: calling("POST", "/generate", body, timeout_s, keep=keep))
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard, keep: bool) -> dict[str, Any]:
         # The router drops the interval: every token arrives separately.

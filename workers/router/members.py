@@ -27,7 +27,7 @@ from penstock.workers.sglang.client import SglangClient
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.sglang.routed_experts import ASK, read_routing
 from penstock.workers.sglang.routed_experts import FLAG as ROUTING_FLAG
-from penstock.workers.sglang.server_info import TABLE
+from penstock.workers.sglang.server_info import INCREMENTAL_FLAG
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def engine_config(config: Config) -> EngineConfig:
     engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
     if not config.worker.checkpoint_tokens:
         return engine
-    return with_switch(engine, TABLE[-1].incremental_streaming_flag)
+    return with_switch(engine, INCREMENTAL_FLAG)
 
 
 def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
@@ -126,19 +126,14 @@ def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
     Raises:
         ConfigError: a router would drop sampling parameters of the run.
     """
-    engine: SglangClient = (
-        SglangEngine(engine_config(config), config.model, name=name, log_dir=log_dir)
-        if config.engine.router is None
-        else make_routed(config, name, log_dir)
-    )
+    engine: SglangClient
+    if config.engine.router is None:
+        engine = SglangEngine(engine_config(config), config.model, name=name, log_dir=log_dir)
+    else:
+        refuse_dropped(config)
+        engine = RoutedEngine(config.engine, config.model, name=name, log_dir=log_dir)
     if ROUTED_EXPERTS in config.rollout.sides:
         engine.routing = read_routing(config.model.path)
     engine.seed = config.seed
     engine.changes_in_place = config.worker.apply == "in_place"
     return engine
-
-
-def make_routed(config: Config, name: str, log_dir: Path) -> RoutedEngine:
-    """Return the client of engines behind a router; raises as :func:`make_engine`."""
-    refuse_dropped(config)
-    return RoutedEngine(config.engine, config.model, name=name, log_dir=log_dir)

@@ -19,7 +19,7 @@ from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.system.processes import free_port
 from penstock.system.restarts import Restarts
-from penstock.workers.sglang.args import check_python
+from penstock.workers.sglang.args import check_python, flags_of, refuse_set, with_underscores
 from penstock.workers.sglang.http import open_session
 from penstock.workers.sglang.server import Server, supervise
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, read_body
@@ -86,10 +86,8 @@ def build_router_command(config: RouterConfig, python: str, *, port: int = 0, me
     Raises:
         ConfigError: ``args`` has an argument that penstock sets itself.
     """
-    given = {name.replace("-", "_"): value for name, value in config.args.items()}
-    for name, instead in _OURS.items():
-        if name in given:
-            raise ConfigError(f"router.args.{name} cannot be set: penstock sets it; use {instead}.")
+    given = with_underscores(config.args)
+    refuse_set("router.args.", given, _OURS)
     pd = any(engine.worker_type == "prefill" for engine in config.engines)
     arguments: dict[str, Any] = {
         "host": config.host,
@@ -101,17 +99,8 @@ def build_router_command(config: RouterConfig, python: str, *, port: int = 0, me
         "pd_disaggregation": pd,
     }
     # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
-    command = [str(Path(python).absolute()) if os.sep in python else python]
-    command += ["-I", str(_PROCESS)]
-    for name, value in (arguments | _DEFAULTS | given).items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            command.append(flag)
-        elif isinstance(value, list | tuple):
-            command += [flag, *map(str, value)]
-        elif value is not None and value is not False:
-            command += [flag, str(value)]
-    return command
+    program = str(Path(python).absolute()) if os.sep in python else python
+    return [program, "-I", str(_PROCESS), *flags_of(arguments | _DEFAULTS | given)]
 
 
 def dropped_fields(body: dict[str, Any]) -> list[str]:
@@ -158,7 +147,6 @@ class Router:
         self._server: Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._restarts = Restarts(_BACKOFF_S, _MAX_BACKOFF_S, _QUIET_S)
-        self._started_at = 0.0
         self._restarting = asyncio.Lock()
 
     @property
@@ -177,35 +165,26 @@ class Router:
             ConfigError: its environment has no sglang_router, or an argument is invalid.
             EngineDied, EngineError: it ended, or did not answer within ``START_S``; nothing is left running.
         """
-        check_python_of(self._python)
+        check_python(self._python)
         command = build_router_command(self.config, self._python, port=self._port, metrics_port=self._metrics_port)
         environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
         if self._session is None:
             self._session = open_session()
         self._server = await asyncio.to_thread(supervise, command, environment, self._log, url=self.url)
-        self._started_at = time.monotonic()
         self.starts += 1
         try:
-            await self._answers(self._server)
+            await self._server.ready("router", self._is_live, START_S, f"{START_S:g} s", self._mistake)
         except BaseException:
             await asyncio.shield(self._end())
             raise
         log.info("router %s at %s, pid %d", self.name, self.url, self.pid)
 
-    async def _answers(self, server: Server) -> None:
-        while not await self._is_live():
-            if (reason := server.exit_reason()) is not None:
-                tail = server.log_tail()
-                if "No module named" in tail and "sglang_router" in tail:
-                    raise ConfigError(f"{self._python} has no sglang_router: install sglang-router==0.3.2 there.")
-                if "unrecognized arguments" in tail or "invalid choice" in tail:
-                    raise ConfigError(f"router.args: the router does not know an argument:\n{tail}")
-                raise EngineDied(f"the router {reason} while it started; the end of {server.log}:\n{tail}")
-            if time.monotonic() - self._started_at > START_S:
-                raise EngineError(
-                    f"the router did not answer within {START_S:g} s; see {server.log}:\n{server.log_tail()}"
-                )
-            await asyncio.sleep(_LOOK_S)
+    def _mistake(self, tail: str) -> ConfigError | None:
+        if "No module named" in tail and "sglang_router" in tail:
+            return ConfigError(f"{self._python} has no sglang_router: install sglang-router==0.3.2 there.")
+        if "unrecognized arguments" in tail or "invalid choice" in tail:
+            return ConfigError(f"router.args: the router does not know an argument:\n{tail}")
+        return None
 
     async def _is_live(self) -> bool:
         try:
@@ -308,10 +287,3 @@ class Router:
             return orjson.loads(answer) if answer[:1] in (b"{", b"[") else None
         except orjson.JSONDecodeError as exc:
             raise EngineError(f"the router answered {path} with something that is not JSON: {answer[:200]!r}.") from exc
-
-
-def check_python_of(python: str) -> None:
-    """Raise ConfigError unless the interpreter of the router can be started."""
-    from penstock.config import EngineConfig
-
-    check_python(EngineConfig(python=python))

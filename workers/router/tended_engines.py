@@ -57,7 +57,6 @@ class TendedEngines(SglangClient):
         if config.router is None:
             raise ConfigError("engine.router is missing.")
         super().__init__(config, model, name=name, log_dir=log_dir)
-        self._log_dir = log_dir
         self._router = Router(config.router, config.python, name=name, log_dir=log_dir)
         #: Configured servers, by address.
         self._wanted = {one.url: one for one in config.router.engines}
@@ -82,7 +81,7 @@ class TendedEngines(SglangClient):
             self.config.model_copy(update={"router": None, "url": config.url}),
             self.model,
             name=f"{self.name}@{config.url}",
-            log_dir=self._log_dir,
+            log_dir=self.log_dir,
             answers_alone=config.worker_type == "regular",
         )
         return Member(config, engine)
@@ -93,7 +92,6 @@ class TendedEngines(SglangClient):
         return self._router.pid
 
     def describe(self) -> list[EnginePresence]:
-        """Return every server with its state, for presence."""
         return [
             EnginePresence(
                 url=url,
@@ -107,7 +105,6 @@ class TendedEngines(SglangClient):
         ]
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
-        """Set the servers: new ones join, missing ones leave. Returns at once."""
         self._wanted = {one.url: one for one in members}
         self._create_members()
         for url, member in self._members.items():

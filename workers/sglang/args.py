@@ -11,17 +11,17 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError
+from penstock.system.disk import put
 from penstock.text import MASK
-from penstock.workers.sglang.server_info import RENAMED, capabilities_of
+from penstock.workers.sglang.server_info import RENAMED, reports_spans
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
         ConfigError: ``engine.args`` has an argument that penstock sets itself.
     """
     refuse_ours(config)
-    given = {name.replace("-", "_"): value for name, value in config.server_args.items()}
     arguments: dict[str, Any] = {
         "model_path": path,
         "tokenizer_path": model.path,
@@ -70,16 +69,38 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
     }
     if version >= 0:
         arguments["weight_version"] = str(version)
-    command = [config.python, "-m", "sglang.launch_server"]
-    for name, value in (arguments | given).items():
+    return [config.python, "-m", "sglang.launch_server", *flags_of(arguments | with_underscores(config.server_args))]
+
+
+def with_underscores(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a server by their names with underscores."""
+    return {name.replace("-", "_"): value for name, value in args.items()}
+
+
+def flags_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line; true stands for a bare flag, false and null for none."""
+    words: list[str] = []
+    for name, value in arguments.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
-            command.append(flag)
+            words.append(flag)
         elif isinstance(value, list | tuple):
-            command += [flag, *map(_text, value)]
+            words += [flag, *map(_text, value)]
         elif value is not None and value is not False:
-            command += [flag, _text(value)]
-    return command
+            words += [flag, _text(value)]
+    return words
+
+
+def refuse_set(where: str, args: Mapping[str, Any], instead: Mapping[str, str], decides: str = "penstock") -> None:
+    """Raise ConfigError if arguments (with underscores) hold one that ``decides`` sets itself.
+
+    Args:
+        where: origin of the arguments.
+        instead: such an argument -> what to set instead.
+    """
+    for name, other in instead.items():
+        if name in args:
+            raise ConfigError(f"{where}{name} cannot be set: {decides} decides it; use {other}.")
 
 
 def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
@@ -91,11 +112,9 @@ def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
 
 def refuse_ours(config: EngineConfig) -> None:
     """Raise ConfigError if ``engine.args`` has an argument that penstock sets itself."""
-    given = {name.replace("-", "_") for name in config.args}
-    for name, instead in _OURS.items():
-        if name in given:
-            raise ConfigError(f"engine.args.{name} cannot be set: penstock decides it; use {instead}.")
-    refuse_hiding("engine.args", {name.replace("-", "_"): value for name, value in config.args.items()})
+    given = with_underscores(config.args)
+    refuse_set("engine.args.", given, _OURS)
+    refuse_hiding("engine.args", given)
 
 
 def refuse_masked(config: EngineConfig) -> None:
@@ -163,11 +182,11 @@ def is_own_python(python: str) -> bool:
     return mine.parent == other.parent and mine.resolve() == other.resolve()
 
 
-def check_python(config: EngineConfig) -> None:
+def check_python(python: str) -> None:
     """Raise ConfigError unless ``engine.python`` is an interpreter that can be started."""
-    if not os.access(config.python, os.X_OK):
+    if not os.access(python, os.X_OK):
         raise ConfigError(
-            f"engine.python {config.python!r} is not an interpreter: run `penstock engine install` to create one for "
+            f"engine.python {python!r} is not an interpreter: run `penstock engine install` to create one for "
             "CPUs, or name the interpreter of an environment that has sglang, or set engine.url."
         )
 
@@ -239,7 +258,7 @@ def check_arguments(config: EngineConfig) -> Installation:
     refuse_ours(config)
     refuse_masked(config)
     installed = installation(config)
-    capabilities_of(installed.version)
+    reports_spans(installed.version)
     mistakes = [
         mistake
         for name, value in config.server_args.items()
@@ -252,14 +271,25 @@ def check_arguments(config: EngineConfig) -> Installation:
 
 def installation(config: EngineConfig) -> Installation:
     """Return the SGLang in the environment of ``engine.python``. Blocks and raises as :func:`check_arguments`."""
-    check_python(config)
+    check_python(config.python)
     which = _run_script(config, _WHICH, 180.0)
     # Arguments may differ by platform, which environment variables select.
     platform = build_environment(config).get("SGLANG_USE_CPU_ENGINE", "")
     key = hashlib.sha256(f"{Path(config.python).absolute()} {which} {platform}".encode()).hexdigest()[:32]
     if key not in _known:
-        _known[key] = _from_cache(key) or _from_parser(config, which.split()[0], key)
+        version = which.split()[0]
+        _known[key] = Installation(version, _list_arguments(config, version, key))
     return _known[key]
+
+
+def lacks_sglang(text: str) -> ConfigError | None:
+    """Return the error of an environment without sglang, if the output of its interpreter tells that."""
+    if "No module named 'sglang'" not in text and "No module named sglang" not in text:
+        return None
+    return ConfigError(
+        "engine.python has no sglang: run `penstock engine install`, or name the interpreter of an environment that "
+        "has it."
+    )
 
 
 def _run_script(config: EngineConfig, script: str, timeout_s: float) -> str:
@@ -277,11 +307,8 @@ def _run_script(config: EngineConfig, script: str, timeout_s: float) -> str:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise ConfigError(f"engine.python {config.python} does not list the arguments of SGLang: {exc}.") from exc
     errors = done.stderr.decode(errors="replace").strip()
-    if "No module named sglang" in errors or "No module named 'sglang'" in errors:
-        raise ConfigError(
-            "engine.python has no sglang: run `penstock engine install`, or name the interpreter of an environment "
-            "that has it."
-        )
+    if (mistake := lacks_sglang(errors)) is not None:
+        raise mistake
     lines = [line for line in done.stdout[:MAX_BYTES].decode(errors="replace").splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not lines:
         tail = "\n".join(errors.splitlines()[-5:])
@@ -292,51 +319,35 @@ def _run_script(config: EngineConfig, script: str, timeout_s: float) -> str:
     return lines[-1].removeprefix(_MARK).strip()
 
 
-def _from_parser(config: EngineConfig, version: str, key: str) -> Installation:
-    log.info("reading the arguments of SGLang %s", version)
-    found = json.loads(_run_script(config, _LIST, PROBE_TIMEOUT_S))
-    arguments = {name: Argument(takes, kind, tuple(choices)) for names, takes, kind, choices in found for name in names}
-    installed = Installation(version, arguments)
-    _to_cache(key, installed)
-    return installed
-
-
-def _cache_file(key: str) -> Path:
+def _list_arguments(config: EngineConfig, version: str, key: str) -> Mapping[str, Argument]:
+    """Return the arguments by name: from the cache, else from the parser, which takes seconds."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home, "penstock", f"sglang-arguments-{key}.json")
-
-
-def _from_cache(key: str) -> Installation | None:
+    cached = Path(home, "penstock", f"sglang-arguments-{key}.json")
     try:
-        data = _cache_file(key).read_bytes()
-        if len(data) > MAX_BYTES:
-            return None
-        value = json.loads(data)
-        arguments = {
-            str(name): Argument(one["takes"], str(one["kind"]), tuple(map(str, one["choices"])))
-            for name, one in value["arguments"].items()
-        }
-        return Installation(str(value["version"]), arguments) if arguments else None
+        return _parse_arguments(cached.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        log.warning("argument cache %s is unreadable and will be rewritten: %r", _cache_file(key), exc)
-        return None
-
-
-def _to_cache(key: str, installed: Installation) -> None:
-    path = _cache_file(key)
-    value = {
-        "version": installed.version,
-        "arguments": {name: asdict(one) for name, one in installed.arguments.items()},
-    }
+        log.info("reading the arguments of SGLang %s", version)
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        log.warning("argument cache %s is unreadable and will be rewritten: %r", cached, exc)
+    text = _run_script(config, _LIST, PROBE_TIMEOUT_S)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(value, file)
-        os.replace(file.name, path)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        put(cached, text)
     except OSError as exc:
-        log.warning("failed to cache the arguments of SGLang in %s: %s", path, exc)
+        log.warning("failed to cache the arguments of SGLang in %s: %s", cached, exc)
+    return _parse_arguments(text)
+
+
+def _parse_arguments(text: str) -> Mapping[str, Argument]:
+    """Return the arguments in the output of ``_LIST``. Raises ValueError if there are none."""
+    found = {
+        str(name): Argument(takes, str(kind), tuple(map(str, choices)))
+        for names, takes, kind, choices in json.loads(text)
+        for name in names
+    }
+    if not found:
+        raise ValueError("it lists no argument")
+    return found
 
 
 def _mistake(name: str, value: Any, installed: Installation) -> str | None:

@@ -136,39 +136,24 @@ def sample_seed(seed: int, sample: str) -> int:
 
 
 class SglangClient(SglangControls):
-    """Requests for tokens, to one server or several; workers/engine.py documents the methods."""
+    """Requests for tokens, to one server or several."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
         super().__init__(config, model, name=name, log_dir=log_dir)
-        #: Number of aborted answers.
-        self.num_aborted = 0
-        #: Number of answers discarded because their prefix KV was of older weights; they are generated again.
-        self.num_stale_prefixes = 0
-        #: Seed of the run. If the server samples by seeds, each sample has its own, made of this and its id.
-        self.seed = 0
         self._batches = Batches(self.http, config, hear=self.under_way.hear, abort=self._abort_one)
 
     @property
     def tells_routing(self) -> bool:
-        """Whether answers include the expert routing of each token."""
         return self.routing is not None
 
     @property
     def num_running(self) -> int:
-        """Requests for tokens that were sent and not answered."""
         return len(self.under_way)
 
     def silent(self) -> list[tuple[str, float]]:
-        """Return (name, seconds) of requests for tokens that hang, longest first; see ``UnderWay.silent``."""
         return self.under_way.silent()
 
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
-        """Check that the server generates, with tokens that belong to no sample. Blocks until they arrive.
-
-        Raises:
-            EngineDied: the connection was lost, or the server has other weights than were loaded.
-            EngineError: it refused, or did not answer within ``timeout_s``.
-        """
         body = {
             "input_ids": [0],
             "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True},
@@ -330,7 +315,6 @@ class SglangClient(SglangControls):
         )
 
     async def abort(self, rid: str) -> None:
-        """Abort the requests named ``rid``; they return the tokens they have. Returns at once."""
         for wire_rid in self.under_way.named(rid):
             await self._abort_one(wire_rid)
 
@@ -340,16 +324,6 @@ class SglangClient(SglangControls):
     async def score(
         self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False
     ) -> Scores:
-        """Return log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
-
-        Args:
-            with_routing: also return the experts, if ``routing`` is set.
-
-        Raises:
-            EngineError: ``start`` is not in 1..L-1 (the first token has none), or the engine failed.
-            EngineRefused: the engine can never score this (too long, for instance).
-            EngineDied: the connection was lost, or the server has other weights than were loaded.
-        """
         if not 0 < start < len(input_ids):
             raise EngineError(f"{rid}: start must be in 1..{len(input_ids) - 1}, not {start}.")
         self._check_ids(input_ids, rid)
@@ -379,7 +353,6 @@ class SglangClient(SglangControls):
     async def parse_calls(
         self, text: str, tools: Sequence[Mapping[str, Any]], parser: str
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Return the text of an answer without its calls of tools, and each call's name and arguments (JSON)."""
         body = {"text": text, "tools": list(tools), "tool_call_parser": parser}
         answer = await self.call("POST", PARSE_CALLS, body)
         try:
@@ -391,7 +364,6 @@ class SglangClient(SglangControls):
         return rest, calls
 
     async def separate_reasoning(self, text: str, parser: str) -> tuple[str, str]:
-        """Return the reasoning in an answer, and the rest of its text."""
         answer = await self.call("POST", SEPARATE_REASONING, {"text": text, "reasoning_parser": parser})
         if not isinstance(answer, dict) or not {"reasoning_text", "text"} <= answer.keys():
             raise self._malformed(SEPARATE_REASONING, answer)

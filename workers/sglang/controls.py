@@ -8,25 +8,19 @@ import itertools
 import os
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.config.fleet import MemberConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
-from penstock.model.folder import read_eos_token_ids, read_vocab_size
-from penstock.protocol.presence import EnginePresence
-from penstock.records.causes import EngineStarting
 from penstock.records.publication import Publication
-from penstock.records.sample import LogprobKind
 from penstock.text import MAX_SAID, safe_repr, utf8_safe
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
-from penstock.workers.engine import NotBegun, Receive
+from penstock.workers.engine import Engine, NotBegun, Receive
 from penstock.workers.sglang.http import EngineHttp, Sessions
 from penstock.workers.sglang.routed_experts import Routing
 from penstock.workers.sglang.server_info import ServerInfo
@@ -130,51 +124,23 @@ class UnderWay:
 MAX_SAME = 64
 
 
-class SglangControls(ABC):
-    """Control calls to an engine of one or several servers; workers/engine.py documents them.
+class SglangControls(Engine):
+    """Control calls to an engine of one or several servers.
 
     Args:
-        config: its address, or how to spawn it.
-        model: folder of config, tokenizer and initial weights.
-        name: used in errors and in the name of the log.
         log_dir: a spawned server logs to ``engine-NAME.log`` in it.
     """
 
+    info: ServerInfo
+
     def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
-        self.config = config
-        self.model = model
-        self.name = name
+        super().__init__(config, model, name=name)
         self.log_dir = log_dir
-        #: Publication number of its weights; -1 if none was loaded.
-        self.version = -1
-        #: Revision of that publication.
-        self.rev = 0
-        #: Ranges (first, last) of abandoned versions: their tokens are not continued (T1).
-        self.abandoned: list[list[int]] = []
-        #: Properties that the server reports.
         self.info = ServerInfo()
-        #: True while an external server does not answer.
-        self.is_away = False
-        #: scaled: logprobs are after temperature; original: before it. Set by penstock for a spawned server, detected
-        #: for a server at a URL.
-        self.logprob_kind: LogprobKind = config.logprob_kind or "scaled"
-        #: Whether weights may change during requests; fewer cached prefixes are then shared if the server does not
-        #: report which weights a request began with.
-        self.changes_in_place = True
         #: Shape of the model's routing, if answers are to include it; else None.
         self.routing: Routing | None = None
-        #: True while its generation is frozen.
-        self.paused = False
         #: True while it loads weights: its scheduler does not respond then, so health is not checked.
         self.loading = False
-        #: True while it receives weights other than from a folder: they may be partly new.
-        self.is_receiving = False
-        #: Memory it has released: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
-        self.offloaded: set[str] = set()
-        #: Ids that end an answer of this model.
-        self.eos_token_ids = read_eos_token_ids(model.path)
-        #: Size of the vocabulary; 0: unknown.
-        self.vocab_size = read_vocab_size(model.path)
         self.http = EngineHttp(name, config, most_bytes=self._most_bytes, ended=self._how_it_ended)
         self.http.url = (config.url or "").rstrip("/")
         self._unwatched = 0
@@ -188,41 +154,9 @@ class SglangControls(ABC):
 
     @property
     def url(self) -> str:
-        """Address while it runs."""
         return self.http.url
 
-    @property
-    def pid(self) -> int | None:
-        """Pid of the spawned server process; None if there is none."""
-        return None
-
-    def phase(self) -> EngineStarting:
-        """Return the phase of its start, if that is known."""
-        return EngineStarting()
-
-    def describe(self) -> list[EnginePresence]:
-        """Return its servers with their states, for presence; [] if it is a single server."""
-        return []
-
-    def set_members(self, members: Sequence[MemberConfig]) -> None:
-        """Set the member servers of an engine behind a router."""
-        raise EngineError(f"engine {self.name} is one server and has no members: set engine.router.")
-
-    def last_words(self) -> str:
-        """Return how its process ended, with the end of its log; '' while it runs or if it is external."""
-        return ""
-
-    @abstractmethod
-    async def watch(self) -> str: ...
-
-    @abstractmethod
-    async def start(self, publication: Publication | None = None) -> None: ...
-
-    @abstractmethod
-    async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None: ...
-
     async def stop(self) -> None:
-        """Stop what was started; running requests return as aborted or raise EngineDied."""
         sessions = self._detach()
         if sessions is not None:
             await sessions.close()
@@ -234,24 +168,11 @@ class SglangControls(ABC):
         self._set_version(-1)
         return self.http.detach()
 
-    async def restart(self, publication: Publication | None) -> None:
-        """Stop what is left of it and start it with ``publication``; raises as :meth:`start`."""
-        await self.stop()
-        await self.start(publication)
-
     async def call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        timeout_s: float | None = None,
-        *,
-        ok: Iterable[int] = (200,),
-        is_json: bool = True,
-        keep: bool = False,
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None, **options: Any
     ) -> Any:
         """See :meth:`EngineHttp.call`."""
-        return await self.http.call(method, path, body, timeout_s, ok=ok, is_json=is_json, keep=keep)
+        return await self.http.call(method, path, body, timeout_s, **options)
 
     def _how_it_ended(self) -> str:
         """Return how its process ended, as the end of a sentence."""
@@ -265,11 +186,6 @@ class SglangControls(ABC):
         self._namespace = f"{version}.{secrets.token_hex(4)}"
 
     async def verify(self, publication: Publication, *, files: bool = True) -> None:
-        """Raise PublishError unless the publication is complete and fits the model. Reads its files in a thread.
-
-        Args:
-            files: False for weights that will not come from the disk: then only their index is read.
-        """
         folder = Path(self.model.path)
         if self._reference is None:
             self._reference = await asyncio.to_thread(read_folder, folder)
@@ -278,18 +194,10 @@ class SglangControls(ABC):
         )
 
     async def load(self, publication: Publication, receive: Receive | None = None) -> float:
-        """Load verified weights from disk; returns the seconds it took.
+        """Implement ``Engine.load``.
 
-        Args:
-            receive: transfers the weights without the disk.
-
-        The server must be frozen or idle. Never lets the server flush its cache: with requests running (or the last
-        answer just leaving) that ends its scheduler.
-
-        Raises:
-            PublishError: the engine refused; it keeps the old weights.
-            NotBegun, Partial: as ``receive``.
-            EngineDied: it crashed, or did not respond within ``load_timeout_s``.
+        Never lets the server flush its cache: with requests running (or the last answer just leaving) that ends its
+        scheduler.
         """
         started = time.perf_counter()
         self.newest = publication.version
@@ -329,7 +237,6 @@ class SglangControls(ABC):
         return await self.post("/update_weights_from_disk", body, timeout_s=self.config.load_timeout_s)
 
     async def adopt(self, publication: Publication) -> None:
-        """Take the version of a publication whose weights are already loaded; see workers/engine.py."""
         await self._check_weight_version()
         self._note_same(publication.version)
         await self._rename_weights(publication.version)
@@ -359,30 +266,23 @@ class SglangControls(ABC):
         await self.call("POST", "/update_weight_version", body, self.config.health_timeout_s)
 
     async def pause(self) -> None:
-        """Freeze generation in place; KV is kept."""
         self.paused = True
         await self.call("POST", "/pause_generation", {"mode": "in_place"})
 
     async def resume(self) -> None:
-        """Resume generation after :meth:`pause`."""
         await self.call("POST", "/continue_generation", {})
         self.paused = False
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Release GPU memory: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``.
-
-        The server must be idle, or it exits.
-        """
+        """Implement ``Engine.release_memory``. The server must be idle, or it exits."""
         self.offloaded |= set(tags)
         await self.call("POST", "/release_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Allocate memory again. Weights must be loaded afterwards."""
         await self.call("POST", "/resume_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
         self.offloaded -= set(tags)
 
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache; return False, and do nothing, if a request is running."""
         try:
             await self.call("POST", "/flush_cache", {}, is_json=False)
         except EngineRefused:
@@ -401,12 +301,10 @@ class SglangControls(ABC):
         return str(answer.get("per_engine_checksum", ""))
 
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Send a control call whose answer has ``success`` and ``message``, also with status 400."""
         answer = await self.call("POST", path, body, timeout_s, ok=(200, 400))
         return answer if isinstance(answer, dict) else {}
 
     async def abort_all(self) -> None:
-        """Abort every request; each returns the tokens it has. Returns at once."""
         await self.call("POST", "/abort_request", {"abort_all": True})
 
     async def healthy(self) -> bool:
@@ -424,7 +322,6 @@ class SglangControls(ABC):
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Suspend health checks inside the ``with``, for calls that block the scheduler and have their own limit."""
         self._unwatched += 1
         try:
             yield

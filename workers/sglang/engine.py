@@ -100,7 +100,6 @@ class SglangEngine(SglangClient):
 
     @property
     def pid(self) -> int | None:
-        """Pid of the spawned server's main process; None for an external one or none."""
         return self._server.pid if self._server and self._server.pid else None
 
     async def start(self, publication: Publication | None = None) -> None:
@@ -166,7 +165,6 @@ class SglangEngine(SglangClient):
         self.abandoned = first.abandoned if first else []
 
     def phase(self) -> EngineStarting:
-        """Return the phase of a spawned server that does not serve yet, by its log; no phase of any other server."""
         starting = self._starting
         return EngineStarting() if starting is None else starting.phase()
 

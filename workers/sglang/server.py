@@ -4,8 +4,9 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.records.causes import EngineStarting
 from penstock.system.out_of_memory import engine_advice
 from penstock.system.processes import Child, free_port
-from penstock.workers.sglang.args import build_command, build_environment, check_python
+from penstock.workers.sglang.args import build_command, build_environment, check_python, lacks_sglang
 
 log = logging.getLogger(__name__)
 
@@ -96,39 +97,44 @@ class Server:
         except OSError:
             return EngineStarting()
 
-    async def ready(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+    async def ready(
+        self,
+        what: str,
+        is_up: Callable[[], Awaitable[bool]],
+        timeout_s: float,
+        limit: str,
+        explain: Callable[[str], ConfigError | None],
+    ) -> None:
         """Wait until the server answers.
 
+        Args:
+            what: kind of the server, for errors.
+            limit: ``timeout_s`` in words, for errors.
+            explain: returns the mistake in the configuration that the last lines of the log tell.
+
         Raises:
-            ConfigError: its environment has no sglang.
+            ConfigError: as ``explain`` returns it.
             EngineDied: it ended during the start; the message has the last lines of its log.
-            EngineError: it did not answer within ``timeout_s``; it was killed.
+            EngineError: it did not answer within ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         died = asyncio.create_task(self.died())
         try:
-            while not await answers(session, self.url):
+            while not await is_up():
                 await asyncio.wait({died}, timeout=0.1)
                 if died.done():
-                    raise self._start_error(died.result())
+                    tail = self.log_tail()
+                    if (mistake := explain(tail)) is not None:
+                        raise mistake
+                    if advice := engine_advice(tail):
+                        why = f", because it {advice}; its log is {self.log}"
+                    else:
+                        why = f"; the end of {self.log}:\n{tail}"
+                    raise EngineDied(f"the {what} {died.result()} while it started{why}")
                 if time.monotonic() > deadline:
-                    raise EngineError(
-                        f"the engine did not answer within engine.start_timeout_s = {timeout_s:g} s; raise it or "
-                        f"see {self.log}:\n{self.log_tail()}"
-                    )
+                    raise EngineError(f"the {what} did not answer within {limit}; see {self.log}:\n{self.log_tail()}")
         finally:
             died.cancel()
-
-    def _start_error(self, reason: str) -> EngineDied | ConfigError:
-        tail = self.log_tail()
-        if "No module named 'sglang'" in tail or "No module named sglang" in tail:
-            return ConfigError(
-                "engine.python has no sglang: run `penstock engine install`, or name the interpreter of an "
-                "environment that has it."
-            )
-        if advice := engine_advice(tail):
-            return EngineDied(f"the engine {reason} while it started, because it {advice}; its log is {self.log}")
-        return EngineDied(f"the engine {reason} while it started; the end of {self.log}:\n{tail}")
 
     def port_taken(self) -> bool:
         """Return whether it ended because another process took its port."""
@@ -182,7 +188,7 @@ def spawn(
     Raises:
         ConfigError: no interpreter, or an argument that cannot be set.
     """
-    check_python(config)
+    check_python(config.python)
     port = config.port or free_port()
     command = build_command(config, model, path=path or model.path, version=version, port=port)
     # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
@@ -216,7 +222,8 @@ async def start(
     for attempt in range(1, num_tries + 1):
         server = make()
         try:
-            await server.ready(session, timeout_s)
+            limit = f"engine.start_timeout_s = {timeout_s:g} s (raise it)"
+            await server.ready("engine", partial(answers, session, server.url), timeout_s, limit, lacks_sglang)
             await _freeze_gc(session, server.url)
             return server
         except EngineDied:

@@ -1,51 +1,38 @@
-"""Parse ``/server_info`` of an SGLang server, and merge the properties of several servers."""
+"""Parse ``/server_info`` of an SGLang server, and merge the properties of several servers.
+
+Tested: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19, 0.5.21
+and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). Of 0.5.18 and 0.5.22 only the code was read.
+
+| from   | what changed for penstock                                                                             |
+|--------|-------------------------------------------------------------------------------------------------------|
+| 0.5.17 | oldest supported: pause modes, weight_version, /server_info, /model_info, /v1/loads, /weights_checker |
+| 0.5.18 | excludes its imports from Python's garbage collection; 0.5.17 needs a request to do so                |
+| 0.5.19 | answers carry ``weight_versions``, the spans of tokens generated under each version                   |
+| 0.5.20 | arguments that were deprecated before are gone (see ``RENAMED``)                                      |
+| 0.5.21 | /get_load is gone; pushed weights name ``selector`` instead of ``disable_draft_model``                |
+| 0.5.22 | a flush that is refused after an update fails the call; before, it ended the scheduler                |
+"""
 
 import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from penstock.errors import ConfigError, EngineError
 from penstock.text import MAX_NAME, safe_repr, utf8_safe
+from penstock.workers.engine import EngineInfo
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """Hold capabilities of SGLang's releases from ``since`` to the next row, read from the packages 0.5.17 to 0.5.23.
-
-    Tested: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19, 0.5.21
-    and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). Of 0.5.18 and 0.5.22 only the code was read. The
-    release is the one that ``/server_info`` reports, so the table applies to external servers as to spawned ones.
-
-    | from   | what changed for penstock                                                                             |
-    |--------|-------------------------------------------------------------------------------------------------------|
-    | 0.5.17 | oldest supported: pause modes, weight_version, /server_info, /model_info, /v1/loads, /weights_checker |
-    | 0.5.18 | excludes its imports from Python's garbage collection; 0.5.17 needs a request to do so                |
-    | 0.5.19 | answers carry ``weight_versions``, the spans of tokens generated under each version                   |
-    | 0.5.20 | arguments that were deprecated before are gone (see ``RENAMED``)                                      |
-    | 0.5.21 | /get_load is gone; pushed weights name ``selector`` instead of ``disable_draft_model``                |
-    | 0.5.22 | a flush that is refused after an update fails the call; before, it ended the scheduler                |
-    """
-
-    since: tuple[int, ...]
-    #: Answers say which weights generated which tokens; before, only the version at the end.
-    reports_spans: bool
-    #: Argument that makes a stream send each token once; without it every event repeats the whole answer.
-    incremental_streaming_flag: str = "incremental-streaming-output"
-
-
-_V17 = Capabilities(since=(0, 5, 17), reports_spans=False)
-_V19 = replace(_V17, since=(0, 5, 19), reports_spans=True)
-
-#: Oldest first.
-TABLE = (_V17, _V19)
-#: Newest release the table covers.
-NEWEST = (0, 5, 23)
+#: Oldest supported release, the first whose answers report which weights generated which tokens (before, only the
+#: version at the end), and the newest that the table above covers.
+OLDEST, REPORTS_SPANS, NEWEST = (0, 5, 17), (0, 5, 19), (0, 5, 23)
+#: Argument that makes a stream send each token once; without it every event repeats the whole answer.
+INCREMENTAL_FLAG = "incremental-streaming-output"
 
 #: Arguments removed in a newer release, and their replacements (which 0.5.17 already has).
 RENAMED: Mapping[str, str] = MappingProxyType(
@@ -80,47 +67,42 @@ def release_of(version: str) -> tuple[int, ...]:
     return tuple(map(int, match.group().split("."))) if match else ()
 
 
-def capabilities_of(version: str) -> Capabilities:
-    """Return the row of a release; the newest row, with a warning, if the release is newer than the table.
+def reports_spans(version: str) -> bool:
+    """Return whether answers of a release report the spans of tokens generated under each version.
+
+    A release that is newer than ``NEWEST`` counts as that one, with a warning.
 
     Raises:
         ConfigError: the release is older than 0.5.17, or is not a release.
     """
     release = release_of(version)
-    if release < TABLE[0].since:
+    if release < OLDEST:
         raise ConfigError(
             f"the engine is SGLang {version or 'of an unknown version'}, and penstock needs 0.5.17 or later: older "
             "servers cannot freeze requests while weights change; install a newer sglang in the engine's environment."
         )
     if release[:3] > NEWEST:
+        newest = ".".join(map(str, NEWEST))
         log.warning(
             "SGLang %s is newer than %s, the newest release penstock knows: assuming that it behaves the same",
             version,
-            ".".join(map(str, NEWEST)),
+            newest,
         )
-    return [row for row in TABLE if row.since <= release][-1]
+    return release >= REPORTS_SPANS
 
 
 @dataclass(frozen=True, slots=True)
-class ServerInfo:
+class ServerInfo(EngineInfo):
     """Properties of one server, or of several that form one engine; the defaults are those of an unknown server."""
 
-    #: Release of SGLang.
-    version: str = ""
     #: Whether answers say which weights generated which tokens.
     reports_spans: bool = False
-    #: Most tokens of prompt and answer together.
-    max_context: int = sys.maxsize
     #: Whether it samples by seeds.
     deterministic: bool = False
     #: Whether requests may reuse the KV of others with the same prefix.
     shares_prefixes: bool = True
     #: Whether stream events have only new tokens instead of all so far.
     streams_increments: bool = False
-    #: Processes that hold its weights, if they can be sent without the disk; else 0.
-    num_ranks: int = 0
-    #: Whether it can release memory while it runs.
-    saves_memory: bool = False
     #: Tokens after a weight change that may still be of the old weights (results in flight).
     window: int = 0
     #: Whether requests may be sent as a batch whose answers are streamed.
@@ -135,11 +117,11 @@ def read_info(answer: Mapping[str, Any]) -> ServerInfo:
         EngineError: a number is malformed.
     """
     version = utf8_safe(str(answer.get("version", "")), MAX_NAME)
-    capabilities = capabilities_of(version)
+    has_spans = reports_spans(version)
     plain = (answer.get("pp_size") or 1) == 1 and (answer.get("dp_size") or 1) == 1
     return ServerInfo(
         version=version,
-        reports_spans=capabilities.reports_spans,
+        reports_spans=has_spans,
         max_context=_number(answer, "max_req_input_len") or sys.maxsize,
         deterministic=bool(answer.get("enable_deterministic_inference", False)),
         shares_prefixes=not answer.get("disable_radix_cache", False),
@@ -149,7 +131,7 @@ def read_info(answer: Mapping[str, Any]) -> ServerInfo:
         saves_memory=bool(answer.get("enable_memory_saver")) or answer.get("device") == "cpu",
         window=_window(answer),
         # Those that report spans were tried; a router does not pass batches, and does not report its arguments.
-        takes_batches=capabilities.reports_spans and "stream_interval" in answer,
+        takes_batches=has_spans and "stream_interval" in answer,
     )
 
 

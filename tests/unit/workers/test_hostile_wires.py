@@ -16,7 +16,7 @@ from penstock.records.codec import unpack_each
 from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.workers.jobs.prefixes import Scale, growth_to_bytes, partial_from_bytes, partial_to_bytes
-from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
+from penstock.workers.rewards.wire import Verdict, sample_from_json, sample_to_json
 from penstock.workers.sglang.routed_experts import Routing
 from penstock.workers.sglang.segment import count_of, meta_of, read_drawn, read_scored, spans_of
 from penstock.workers.sglang.server_info import read_info

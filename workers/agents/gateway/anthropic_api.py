@@ -7,6 +7,7 @@ from typing import Any
 from penstock.text import safe_repr
 from penstock.workers.agents.gateway.turns import (
     ApiError,
+    Format,
     Turn,
     TurnRequest,
     check_fields,
@@ -41,13 +42,12 @@ def _event(data: Mapping[str, Any]) -> bytes:
     return f"event: {data['type']}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-class Messages:
+class Messages(Format):
     """``POST /v1/messages``."""
 
     ping = _event({"type": "ping"})
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
-        """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
         ignored = check_fields(body, _HONOURED, _REFUSED) + _check_choice(body.get("tool_choice"))
         output = body.get("output_config")
         if output is not None and (not isinstance(output, dict) or output.keys() - {"effort"}):
@@ -72,7 +72,6 @@ class Messages:
         )
 
     def answer(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
-        """Return the answer."""
         return {
             **_head(turn, model),
             "content": _blocks(turn),
@@ -81,7 +80,6 @@ class Messages:
         }
 
     def events(self, turn: Turn, request: TurnRequest, model: str) -> Iterator[bytes]:
-        """Yield the server-sent events of a streamed answer."""
         yield _event({"type": "message_start", "message": {**_head(turn, model), "usage": _usage(turn, 0)}})
         for index, block in enumerate(_blocks(turn)):
             empty, deltas = _pieces(block)
@@ -94,13 +92,11 @@ class Messages:
         yield _event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error."""
         kind = _ERRORS.get(error.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
-    def error_event(self, error: ApiError) -> bytes:
-        """Return the event by which a stream that has begun ends with an error."""
-        return _event(self.error(error))
+    def event(self, data: Mapping[str, Any]) -> bytes:
+        return _event(data)
 
 
 def _check_choice(choice: Any) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.text import safe_repr
 from penstock.workers.agents.gateway.turns import (
     ApiError,
+    Format,
     Turn,
     TurnRequest,
     check_fields,
@@ -48,26 +49,23 @@ def _event(data: Any) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-class _OpenAI:
+class _OpenAI(Format):
     """The part that both APIs share."""
 
     ping = b": waiting for the turn\n\n"
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error."""
         kind, code = _ERRORS.get(error.status, ("server_error", None))
         return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
 
-    def error_event(self, error: ApiError) -> bytes:
-        """Return the event by which a stream that has begun ends with an error."""
-        return _event(self.error(error))
+    def event(self, data: Mapping[str, Any]) -> bytes:
+        return _event(data)
 
 
 class Chat(_OpenAI):
     """``POST /v1/chat/completions``."""
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
-        """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
         ignored = check_fields(body, _CHAT, _REFUSED) + _check_choice(body.get("tool_choice"))
         _check_shared(body)
         if body.get("top_logprobs"):
@@ -92,7 +90,6 @@ class Chat(_OpenAI):
         )
 
     def answer(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
-        """Return the answer."""
         message: dict[str, Any] = {"role": "assistant", "content": turn.content, "refusal": None}
         if turn.reasoning is not None:
             message["reasoning_content"] = turn.reasoning
@@ -107,7 +104,6 @@ class Chat(_OpenAI):
         return {**_head(turn, model, "chat.completion"), "choices": [choice], "usage": _usage(turn)}
 
     def events(self, turn: Turn, request: TurnRequest, model: str) -> Iterator[bytes]:
-        """Yield the server-sent events of a streamed answer."""
         head = _head(turn, model, "chat.completion.chunk") | ({"usage": None} if request.include_usage else {})
 
         def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
@@ -131,7 +127,6 @@ class Completions(_OpenAI):
     """``POST /v1/completions``."""
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
-        """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
         ignored = check_fields(body, _COMPLETION, _REFUSED)
         _check_shared(body)
         if flag(body, "echo") or body.get("suffix") or body.get("best_of") not in (None, 1):
@@ -154,11 +149,9 @@ class Completions(_OpenAI):
         )
 
     def answer(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
-        """Return the answer."""
         return {**self._chunk(turn, request, model), "usage": _usage(turn)}
 
     def events(self, turn: Turn, request: TurnRequest, model: str) -> Iterator[bytes]:
-        """Yield the server-sent events of a streamed answer."""
         yield _event(self._chunk(turn, request, model))
         if request.include_usage:
             yield _event({**_head(turn, model, "text_completion"), "choices": [], "usage": _usage(turn)})

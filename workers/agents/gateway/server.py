@@ -225,7 +225,8 @@ class GatewayServer:
                 for event in format_.events(work.result(), asked, self._config.model.name):
                     await response.write(event)
             except (ApiError, ProtocolError) as exc:
-                await response.write(format_.error_event(exc if isinstance(exc, ApiError) else ApiError(502, str(exc))))
+                error = exc if isinstance(exc, ApiError) else ApiError(502, str(exc))
+                await response.write(format_.event(format_.error(error)))
             await response.write_eof()
             return response
         finally:

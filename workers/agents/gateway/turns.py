@@ -1,8 +1,9 @@
 """A turn between a client's API and a worker's endpoint: the request, the answer, and errors with an HTTP status."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.records.record import Record
@@ -102,26 +103,31 @@ class Turn(Record):
         return [f"token_id:{token}" for token in self.tokens]
 
 
-class Format(Protocol):
+class Format(ABC):
     """An API: how its requests are read, and its answers written."""
 
     #: Sent while the turn is generated, to keep a stream open.
     ping: bytes
 
+    @abstractmethod
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
 
+    @abstractmethod
     def answer(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
         """Return the answer."""
 
+    @abstractmethod
     def events(self, turn: Turn, request: TurnRequest, model: str) -> Iterator[bytes]:
         """Yield the server-sent events of a streamed answer."""
 
+    @abstractmethod
     def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error."""
+        """Return the body of an error; as an event it ends a stream that has begun."""
 
-    def error_event(self, error: ApiError) -> bytes:
-        """Return the event by which a stream that has begun ends with an error."""
+    @abstractmethod
+    def event(self, data: Mapping[str, Any]) -> bytes:
+        """Return a server-sent event."""
 
 
 def check_fields(body: Mapping[str, Any], honoured: Iterable[str], refused: frozenset[str]) -> tuple[str, ...]:

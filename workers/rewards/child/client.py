@@ -23,9 +23,8 @@ from penstock.records.sample import Sample
 from penstock.system import keeper
 from penstock.system.processes import end_text, python_command, python_environment
 from penstock.text import format_exc
-from penstock.workers.rewards.child.wire import MAX_ANSWER_BYTES, frame, question_of, read_frame, read_verdict
 from penstock.workers.rewards.outcomes import Raised
-from penstock.workers.rewards.pool.wire import Verdict
+from penstock.workers.rewards.wire import MAX_ANSWER_BYTES, Verdict, frame, question_of, read_frame
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +230,10 @@ class _Child:
                 self._ready.set()
                 if not number:
                     continue
-                verdict, answer = read_verdict(data), self._open.get(number)
+                verdict, answer = (
+                    Verdict.from_bytes(data, "an answer of the process of rewards"),
+                    self._open.get(number),
+                )
                 if answer is not None and not answer.done():
                     answer.set_result(verdict)
         except (asyncio.IncompleteReadError, ConnectionError):

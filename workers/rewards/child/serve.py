@@ -16,10 +16,9 @@ from penstock.records.sample import Sample
 from penstock.system.user_code import bounded, run_through, staying_alive
 from penstock.workers.rewards.allowed import import_reward
 from penstock.workers.rewards.calls import awaiting
-from penstock.workers.rewards.child.wire import frame, read_frame, read_question, verdict_to_bytes
 from penstock.workers.rewards.judges import Judges
 from penstock.workers.rewards.outcomes import number_of, too_long
-from penstock.workers.rewards.pool.wire import Verdict
+from penstock.workers.rewards.wire import Verdict, frame, read_frame, read_question
 
 #: Most bytes that are read ahead.
 LIMIT_BYTES = 1024 * 1024
@@ -97,7 +96,7 @@ class _Server:
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _answer(self, number: int, name: str, sample: Sample) -> None:
-        self._write(frame(number, verdict_to_bytes(await self._judge(name, sample))))
+        self._write(frame(number, (await self._judge(name, sample)).to_bytes()))
 
     def _write(self, data: bytes) -> None:
         while data:
@@ -109,7 +108,7 @@ class _Server:
             value = await bounded(lambda: function(sample), self._timeout_s, f"reward {id_}")
             reward, info = number_of(value, id_, name, self._key)
         except TimeoutError:
-            return Verdict(outcome=JobFailure.REWARD_TIMEOUT, error=too_long(id_, name, self._timeout_s))
+            return Verdict(outcome=JobFailure.REWARD_TIMEOUT, error=too_long(f"sample {id_}", name, self._timeout_s))
         except RewardError as exc:
             return Verdict(outcome=exc.outcome, error=str(exc))
         except Exception as exc:

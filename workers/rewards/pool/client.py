@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -39,7 +40,7 @@ from penstock.redis.control import AsyncControl, Control
 from penstock.text import safe_repr
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.outcomes import too_long
-from penstock.workers.rewards.pool.wire import ENTRY, MAX_BYTES, STARTED, VERDICT, Verdict, sample_to_json
+from penstock.workers.rewards.wire import ENTRY, MAX_BYTES, STARTED, VERDICT, Verdict, sample_to_json
 
 log = logging.getLogger(__name__)
 
@@ -126,12 +127,9 @@ class Checks:
                 f"{', '.join(sorted(self._allowed)) or 'nothing'}: add it to worker.rewards."
             )
 
-        async def ask(sample: Sample) -> Any:
-            return await self.ask(sample, name)
+        return partial(self.ask, name)
 
-        return ask
-
-    async def ask(self, sample: Sample, name: str) -> dict[str, Any]:
+    async def ask(self, name: str, sample: Sample) -> dict[str, Any]:
         """Make one check; return the reward's result, with its number under ``reward.key``.
 
         Waits for a verifier without a limit, then for at most ``reward.timeout_s``.
@@ -150,7 +148,8 @@ class Checks:
                 verdict = await check.verdict
         except TimeoutError:
             self._withdraw(id_, check)
-            raise RewardError(JobFailure.REWARD_TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from None
+            message = too_long(f"sample {sample.id}", name, self.config.timeout_s)
+            raise RewardError(JobFailure.REWARD_TIMEOUT, message) from None
         except BaseException:
             self._withdraw(id_, check)
             raise

@@ -39,7 +39,7 @@ from penstock.workers.rewards.kinds.code import Workshop
 from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.outcomes import keyed, number_of
-from penstock.workers.rewards.pool.wire import (
+from penstock.workers.rewards.wire import (
     ENTRY,
     MAX_BYTES,
     MAX_JOB_BYTES,

@@ -12,7 +12,7 @@ from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.engine import Segment
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.server_info import ServerInfo
 from tests.chat_templates import CHATML, make_tokenizer
@@ -81,14 +81,9 @@ async def run_environment(
     environment = kind(ModelChat(settings, engine, tokenizer))  # type: ignore[arg-type]
     try:
         sample = await generate_sample(
-            engine,  # type: ignore[arg-type]
-            Valves(),
-            job,
-            0,
-            tokenizer=tokenizer,
-            rollout=settings.rollout,
+            Source(engine, Valves(), tokenizer, settings.rollout),  # type: ignore[arg-type]
+            partial or Sample(job, 0),
             environment=environment,
-            partial=partial,
         )
     finally:
         await environment.close()

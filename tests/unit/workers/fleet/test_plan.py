@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import yaml
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.errors import ConfigError
-from penstock.workers.fleet.nodes import Node, Ports, Reservation
+from penstock.workers.fleet import nodes
+from penstock.workers.fleet.nodes import Node, Ports, reserve
 from penstock.workers.fleet.plan import Plan, plan
 from penstock.workers.fleet.show import as_records, as_text
 
@@ -201,7 +203,7 @@ def test_growing_moves_nobody() -> None:
     with pytest.raises(ConfigError, match=r"needs 1 GPUs .* what is free is: 127.0.0.1 0 of 4"):
         made.add("policy", "regular-0")
     assert len(made.engines) == 4
-    made.remove(("policy", "regular-0", 0))
+    made.remove("policy.regular-0.0")
     assert [worker.name for worker in made.workers] == ["policy.regular-0.1", "policy.regular-0.2"]
     made.add("policy", "regular-0")
     again = made.engines[-1]
@@ -217,7 +219,7 @@ def test_growing_behind_a_router_tells_its_worker() -> None:
     (worker,), (router,) = made.workers, made.routers
     assert worker.engine.router == router.router
     assert [member.url for member in router.router.engines] == [first.url, second.url]
-    made.remove(first.key)
+    made.remove(first.owner)
     assert [member.url for member in made.routers[0].router.engines] == [second.url]
 
 
@@ -242,7 +244,7 @@ def test_growing_behind_a_router_tells_its_worker() -> None:
         ([{"urls": ["http://u:secret@h:1"]}], "cannot hold a password"),
         ([{"num_gpus": 1, "env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}}], "set engine.logprob_kind instead"),
         ([{"num_gpus": 2, "num_gpus_per_engine": 2, "overrides": {"tp-size": 4}}], "4, and an engine has 2 GPUs"),
-        ([{"num_gpus": 1, "overrides": {"nnodes": 2}}], "nnodes cannot be set, the fleet plans it"),
+        ([{"num_gpus": 1, "overrides": {"nnodes": 2}}], "nnodes cannot be set: the fleet decides it"),
         ([{"num_gpus": 1, "overrides": {"port": 1}}], "port cannot be set"),
         ([{"num_gpus": 1, "env": {"CUDA_VISIBLE_DEVICES": "1"}}], "CUDA_VISIBLE_DEVICES cannot be set"),
         ([{"num_gpus": 1, "name": "a"}, {"num_gpus": 1, "name": "a"}], "two groups a"),
@@ -318,8 +320,17 @@ def test_the_plan_shows_the_names_of_all_variables_and_no_value_of_an_env_sectio
     assert as_records(laid_out)["workers"][0]["feeds"] == "http://127.0.0.1:20000"
 
 
-def test_ports_go_in_rows_around_what_is_taken() -> None:
-    ports = Ports("h", 10, 20, lambda port: None if port in {12, 17} else os.open(os.devnull, os.O_RDONLY))
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of reservations."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"penstock-ports-{os.getuid()}"
+
+
+def test_ports_go_in_rows_around_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {12, 17}
+    monkeypatch.setattr(nodes, "reserve", lambda port: None if port in taken else os.open(os.devnull, os.O_RDONLY))
+    ports = Ports("h", 10, 20, reserves=True)
     assert [ports.take("a"), ports.take("b", 3), ports.take("c")] == [10, 13, 11]
     with pytest.raises(ConfigError, match="no 4 free ports in a row left for d"):
         ports.take("d", 4)
@@ -327,26 +338,27 @@ def test_ports_go_in_rows_around_what_is_taken() -> None:
     assert ports.take("d", 4) == 13
 
 
-def test_a_reserved_port_is_nobody_elses(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("temporary")
+def test_a_reserved_port_is_nobody_elses() -> None:
     with socket.socket() as listening, socket.socket() as probe:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         probe.bind(("127.0.0.1", 0))
         busy, free = listening.getsockname()[1], probe.getsockname()[1]
         probe.close()
-        mine, other = Reservation(tmp_path), Reservation(tmp_path)
-        assert mine.hold(busy) is None
-        held = mine.hold(free)
+        assert reserve(busy) is None
+        held = reserve(free)
         assert held is not None
-        assert other.hold(free) is None
+        assert reserve(free) is None
         os.close(held)
-        again = other.hold(free)
+        again = reserve(free)
         assert again is not None
         os.close(again)
 
 
-def test_ports_are_not_reserved_where_a_file_leads_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "20000").symlink_to(tmp_path / "elsewhere")
+def test_ports_are_not_reserved_where_a_file_leads_elsewhere(temporary: Path, tmp_path: Path) -> None:
+    temporary.mkdir(mode=0o700)
+    (temporary / "20000").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"20000 is a link.* set TMPDIR"):
-        Reservation(tmp_path).hold(20000)
+        reserve(20000)
     assert not (tmp_path / "elsewhere").exists()

@@ -15,7 +15,7 @@ from penstock.records.job import Job
 from penstock.records.sample import Drawn, Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.environments import Environments, Observation, load_environment
-from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
@@ -75,8 +75,16 @@ class ScriptedEngine:
 
 
 async def make(engine: ScriptedEngine, job: Job | None = None, **options: Any) -> Sample:
-    options = {"tokenizer": Letters(), "rollout": ROLLOUT} | options
-    return await generate_sample(engine, options.pop("valves", Valves()), job or JOB, 0, **options)  # type: ignore[arg-type]
+    given = {
+        "valves": Valves(),
+        "tokenizer": Letters(),
+        "rollout": ROLLOUT,
+        "answered": lambda *_: None,
+        "partial": None,
+    }
+    valves, tokenizer, rollout, answered, partial = (options.pop(name, value) for name, value in given.items())
+    source = Source(engine, valves, tokenizer, rollout, answered)  # type: ignore[arg-type]
+    return await generate_sample(source, partial or Sample(job or JOB, 0), **options)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from penstock.config import RolloutConfig
 from penstock.consumers.scorer import Scorer
 from penstock.errors import ConfigError, EngineError, ProtocolError
 from penstock.protocol.score_jobs import Given, make_job
 from penstock.records.job import Job
 from penstock.workers.engine import Scores
+from penstock.workers.jobs.generate import Source
 from penstock.workers.jobs.scoring import MAX_TRIES, score_sample
 from penstock.workers.jobs.valves import Valves
 
@@ -26,7 +28,7 @@ class Scripted:
 
 
 async def score(engine: Scripted, job: Job, k: int = 0) -> Any:
-    return await score_sample(engine, Valves(), job, k)  # type: ignore[arg-type]
+    return await score_sample(Source(engine, Valves(), None, RolloutConfig()), job, k)  # type: ignore[arg-type]
 
 
 JOB = make_job("s/0/0", [Given([1, 2, 3], 1), Given([4, 5], 1)])

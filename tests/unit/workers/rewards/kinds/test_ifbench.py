@@ -62,13 +62,13 @@ async def test_its_process_is_handed_the_metadata() -> None:
     module("if_verifiable")
     checks = CheckProcesses(1, cpu_s=60, config=RewardConfig())
     try:
-        assert (await checks.check("ifbench", of("no comma", "punctuation:no_comma"))).value == 1
-        assert (await checks.check("ifbench", of("a, b", "punctuation:no_comma"))).value == 0
+        assert (await checks.check("ifbench", of("no comma", "punctuation:no_comma"))) == 1
+        assert (await checks.check("ifbench", of("a, b", "punctuation:no_comma"))) == 0
         with pytest.raises(ValueError, match="reward ifbench: there is no instruction 'nobody'"):
             await checks.check("ifbench", of("x", "nobody"))
         with pytest.raises(ValueError, match="reward ifbench: the metadata hold what is no JSON"):
             await checks.check("ifbench", of("x", "punctuation:no_comma", more=b"\0"))
-        assert (await checks.check("math", Question("\\boxed{5}", "5"))).value == 1
+        assert (await checks.check("math", Question("\\boxed{5}", "5"))) == 1
     finally:
         await checks.close()
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import ProtocolError, RewardError
 from penstock.records.job import Job
 from penstock.records.sample import Sample
-from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
+from penstock.workers.rewards.wire import Verdict, sample_from_json, sample_to_json
 
 
 def made() -> Sample:
@@ -52,6 +52,6 @@ def test_a_sample_with_a_wrong_field_is_refused(change: dict[str, object]) -> No
 def test_a_verdict_arrives_as_it_was() -> None:
     verdict = Verdict(0.5, {"parts": [1, float("inf")]}, "", "", "")
     assert Verdict.from_json(verdict.to_json().encode()) == verdict
-    for text in (b"{}", b'{"reward": 1}', b"\xff", verdict.to_json().encode().replace(b"0.5", b'"0.5"')):
+    for text in (b"[]", b'{"more": 1}', b"\xff", verdict.to_json().encode().replace(b"0.5", b'"0.5"')):
         with pytest.raises(ProtocolError):
             Verdict.from_json(text)
