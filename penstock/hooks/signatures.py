@@ -196,11 +196,6 @@ def load_hook(key: str, path: str) -> Hook:
     return Hook(f"{what} {path}", *_checked(what, path, find(path, what), FORMS[key]))
 
 
-def load_hooks(key: str, paths: Sequence[str]) -> list[Hook]:
-    """Load several functions, as :func:`load_hook`."""
-    return [load_hook(key, path) for path in paths]
-
-
 def check_hook(what: str, path: str, found: object) -> None:
     """Raise ConfigError if ``found`` is invalid for the configuration key ``what``, which names it as ``path``."""
     section, _, key = what.partition(".")

@@ -20,15 +20,10 @@ Check = Callable[[Any], bool]
 
 @cache
 def checks_of(cls: type) -> dict[str, Check]:
-    """Return a check for each field of a dataclass that declares more than Any; its metadata may bound a number."""
+    """Return a check for each field of a dataclass that declares more than Any, or has one in its metadata."""
     hints, found = get_type_hints(cls), {}
     for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
-        check = _check_of(hints[name])
-        if field.metadata.get("pairs"):
-            check = _are_pairs
-        elif field.metadata:
-            check = _bounded(field.metadata["least"], field.metadata["most"])
-        if check is not None:
+        if check := field.metadata.get("check") or _check_of(hints[name]):
             found[name] = check
     return found
 
@@ -40,24 +35,14 @@ def column_checks_of(cls: type) -> dict[str, Check]:
     return {name: _list_of(hints[name]) for name in checks_of(cls)}
 
 
-def bounds(least: int, most: int) -> dict[str, int]:
-    """Return the metadata of a field that holds an integer between ``least`` and ``most``."""
-    return {"least": least, "most": most}
-
-
-def pairs() -> dict[str, bool]:
-    """Return the metadata of a field that holds pairs of integers, such as ranges of versions."""
-    return {"pairs": True}
-
-
 def _are_pairs(value: Any) -> bool:
     return type(value) is list and all(
         type(pair) is list and len(pair) == 2 and set(map(type, pair)) == {int} for pair in value
     )
 
 
-def _bounded(least: int, most: int) -> Check:
-    return lambda value: type(value) is int and least <= value <= most
+#: Metadata of a field that holds pairs of integers, such as ranges of versions.
+PAIRS: dict[str, Check] = {"check": _are_pairs}
 
 
 def _check_of(hint: Any) -> Check | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS, Lane
-from penstock.records.codec import bounds, copy_plain
+from penstock.records.codec import copy_plain
 from penstock.records.record import Record
 from penstock.text import safe_repr
 
@@ -142,7 +142,7 @@ class Job(Record):
     #: ``DATASET/EPOCH/INDEX``; deterministic, so that a second admission is detected.
     id: str
     #: Requested answers; sample ids are ``ID/k`` with 0 <= k < n.
-    n: int = field(metadata=bounds(1, MAX_ANSWERS))
+    n: int = field(metadata={"check": lambda n: type(n) is int and 1 <= n <= MAX_ANSWERS})
     #: The prompt as text, template applied; or None if ``prompt_ids`` is given.
     prompt: str | None = None
     #: The prompt as token ids.

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.records.codec import column_checks_of, pairs
+from penstock.records.codec import PAIRS, column_checks_of
 from penstock.records.record import Record, build, defaults_of, names_shown
 
 
@@ -112,7 +112,7 @@ class Manifest(Record):
     cut_s: float = 0.0
     #: Ranges (first, last) of versions up to ``train_version`` that age nothing (T1): abandoned by rewinds, or
     #: publications of restored weights. Ascending and disjoint; without those older than every row.
-    abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
+    abandoned: list[list[int]] = field(default_factory=list, metadata=PAIRS)
     #: Totals of the subscription since its start, when this batch was cut: ``dropped`` (disposals, reason -> groups:
     #: stale, rewound, filter/REASON; timed_out: dropped unfinished, of the complete run), ``raised`` (groups whose
     #: filter raised), ``rejected_samples`` and ``rejected_reward`` (samples of filtered groups, sum of their rewards:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from penstock.errors import ProtocolError
-from penstock.records.codec import pairs
+from penstock.records.codec import PAIRS
 from penstock.records.record import Record
 from penstock.text import printable, safe_repr, utf8_safe
 
@@ -86,7 +86,7 @@ class Publication(Record):
     num_bytes: int = 0
     write_s: float = 0.0
     #: Ranges (first, last) of versions that rewinds abandoned: an engine that holds one loads this without waiting.
-    abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
+    abandoned: list[list[int]] = field(default_factory=list, metadata=PAIRS)
     #: Digest of the index in the folder (weights/index.py), which names tensors, checksums and files; '' without one.
     index: str = ""
     #: Digest of the names, dtypes and shapes of all tensors in the order of transfer (weights/index.py); '':

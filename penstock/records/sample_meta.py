@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS, is_name
-from penstock.records.codec import checks_of, copy_plain, pack, pairs, unpack, unpack_each
+from penstock.records.codec import PAIRS, checks_of, copy_plain, pack, unpack, unpack_each
 from penstock.records.keys import Keys
 from penstock.records.record import Record, defaults_of, values_of
 from penstock.text import safe_repr
@@ -93,7 +93,7 @@ class SampleMeta(Record):
     #: For sample 0, the beginning of its job's label.
     label: str = ""
     #: See Sample.
-    pauses: list[list[int]] = field(default_factory=list, metadata=pairs())
+    pauses: list[list[int]] = field(default_factory=list, metadata=PAIRS)
     first_token_s: float = 0.0
     drawn_s: float = 0.0
     #: The values of a ``Part`` for each part; empty for an ordinary sample.

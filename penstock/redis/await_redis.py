@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 
 from penstock.config import Config
 from penstock.errors import QueueRefused, QueueUnavailable
@@ -18,14 +17,13 @@ SAY_EVERY_S = 10.0
 log = logging.getLogger(__name__)
 
 
-def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) -> Config:
+def await_redis(config: Config) -> Config:
     """Return ``config`` with the ``redis.url`` of a Redis that answers: as configured, else from the run's folder.
 
     Blocks until it answers, with a log line every few seconds.
 
     Raises:
         QueueRefused: the configured server refuses the password or this user, or is too old.
-        QueueUnavailable: ``stopped()`` became true.
         ConfigError: the URL is invalid, or the server would lose jobs.
     """
     said, began, tries = float("-inf"), time.monotonic(), 0
@@ -36,8 +34,6 @@ def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) 
             if said > 0:
                 log.info("Redis answers")
             return _with(config, url)
-        if stopped():
-            raise QueueUnavailable(why)
         now = time.monotonic()
         if now - said >= SAY_EVERY_S:
             said = now

@@ -90,9 +90,9 @@ def connect_blocking(url: str, block_s: float) -> Client:
     return client
 
 
-def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> AsyncClient:
+def connect_async(url: str, *, block_s: float = 0.0) -> AsyncClient:
     """Make an asyncio client; it connects when first used. ``block_s``: its longest blocking read."""
-    client: AsyncClient = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
+    client: AsyncClient = _client(redis.asyncio.Redis, url, block_s + TIMEOUT_S, AsyncRetry(NoBackoff(), 0))
     client.connection_pool.connection_class = _loses(client.connection_pool.connection_class)
     return client
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.errors import HookError
-from penstock.hooks.signatures import Hook, load_hooks
+from penstock.hooks.signatures import Hook, load_hook
 from penstock.hooks.slime import PartRewards, args_of, as_list, reward_of, seen
 from penstock.names import Lane
 from penstock.records.causes import CodeCalled
@@ -28,7 +28,7 @@ class SampleHooks:
     """
 
     def __init__(self, config: Config) -> None:
-        self._hooks = load_hooks("sample", config.hooks.sample)
+        self._hooks = [load_hook("sample", path) for path in config.hooks.sample]
         self._limit_s = config.hooks.timeout_s
         self._args = args_of(config)
         self._key = config.reward.key

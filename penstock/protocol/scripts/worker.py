@@ -1,6 +1,6 @@
 """Verbs of workers, and of the reclaimer of their leases."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,9 +68,8 @@ def lease(
     version: int,
     suspects: int = 1,
     highest: int | None = None,
-    lanes: Sequence[str] = LANES,
 ) -> Call[list[RawLease]]:
-    """Take up to ``most`` jobs that an engine holding ``version`` may start, in the order of ``lanes``.
+    """Take up to ``most`` jobs that an engine holding ``version`` may start, in the order of ``LANES``.
 
     ``highest``: version at admission up to which it may; None: its own (T12).
     """
@@ -99,9 +98,9 @@ def lease(
         version,
         suspects,
         version if highest is None else highest,
-        *lanes,
+        *LANES,
     ]
-    return Call(script("lease"), [keys.inflight, keys.paused, *map(keys.jobs, lanes)], args, parse)
+    return Call(script("lease"), [keys.inflight, keys.paused, *map(keys.jobs, LANES)], args, parse)
 
 
 def renew(keys: Keys, worker: str, leases: Iterable[tuple[str, str]]) -> Call[list[str]]:

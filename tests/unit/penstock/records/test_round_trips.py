@@ -44,8 +44,6 @@ def made(cls: type, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     found: dict[str, st.SearchStrategy[Any]] = {}
     for field in fields(cls):
         values = given[field.name] if field.name in given else BY_HINT[get_type_hints(cls)[field.name]]
-        if field.name not in given and "least" in field.metadata:
-            values = st.integers(field.metadata["least"], field.metadata["most"])
         optional = field.default is not MISSING or field.default_factory is not MISSING
         found[field.name] = st.just(MISSING) | values if optional else values
     return st.fixed_dictionaries(found).map(
@@ -55,7 +53,7 @@ def made(cls: type, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 ROWS = made(Row)
 RECORDS = {
-    "job": made(Job),
+    "job": made(Job, n=st.integers(1, MAX_ANSWERS)),
     "publication": made(Publication),
     "whole": made(Whole),
     "manifest": made(Manifest, rows=st.lists(ROWS, max_size=4)),
