@@ -17,7 +17,7 @@ BENCHMARKS, OPERATIONS = "docs/benchmarks.md", "docs/operations.md"
     [
         ("README.md", "h200-digits.json", "from {accuracy_first:.2f} to {accuracy_last:.2f} of the held-out prompts"),
         ("README.md", "h200-digits.json", "({seconds:.0f} s, {seconds_of_engine_start} of them SGLang's start"),
-        ("README.md", "h100x2-publish.json", "stood still for {blocked_s[1.5b]:.2f} s at each publication by NCCL, "),
+        ("README.md", "h100x2-publish.json", "was blocked for {blocked_s[1.5b]:.2f} s at each publication by NCCL, "),
         ("README.md", "h100x2-publish.json", "{send_s[1.5b]:.2f} s of it the send; with the folder"),
         ("README.md", "h100x2-publish.json", "it was {blocked_folder_first_s[1.5b]:.1f} s ("),
         (BENCHMARKS, "cpu2-trajectory_path.json", "{samples_per_s:,.0f} samples/s; {ratio_bare:.2f} of a bare Redis "),
