@@ -80,7 +80,9 @@ _PUBLIC = {
         "OwnershipLost",
         "PenstockError",
         "RolesApart",
+        "ScoreError",
         "WaitTimeout",
+        "WeightsNotFinite",
     ),
     "penstock.history.row": ("SampleRow",),
     "penstock.hooks.signatures": (

@@ -275,7 +275,7 @@ def _add_part(group: typer.Typer, verb: str, package: str, module: str | None, a
     module = module and f"penstock.{module}"
 
     def part(source: Source) -> None:
-        name = {"serve": "gateway", "up": "fleet"}.get(verb, package if verb == SERVE else verb)
+        name = package if package == "buffer" else {"serve": "gateway", "up": "fleet"}.get(verb, verb)
         run_part(package, name, source.path, source.overrides, module=module)
 
     def named_part(

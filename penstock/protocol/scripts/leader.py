@@ -28,7 +28,9 @@ def _call(
 
     def read(answer: Any) -> _T:
         if answer == -1:
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+            raise LeadershipLost(
+                "The lease of this buffer ran out, or another one leads; it changes nothing until it leads again."
+            )
         return parse(answer)
 
     return Call(script(verb), [keys.leader, *names], [keys.prefix, lead.epoch, lead.token, *args], read)

@@ -90,28 +90,28 @@ def test_exit_codes(
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("part", "name"),
     [
-        "producer",
-        "worker",
-        "buffer",
-        "verifiers",
-        "recorder",
-        "trainer",
-        "serve",
-        "fleet up",
-        "worker --redis redis://h",
+        ("producer", "producer"),
+        ("worker --name w", "w"),
+        ("buffer", "buffer"),
+        ("verifiers", "verifiers"),
+        ("recorder", "recorder"),
+        ("trainer", "trainer"),
+        ("serve", "gateway"),
+        ("fleet up", "fleet"),
+        ("worker --name w --redis redis://h", "w"),
     ],
 )
-def test_every_part_takes_the_format_of_its_log(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
+def test_every_part_logs_in_its_format_under_its_name(part: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, str]] = []
 
     def run_part(package: str, name: str, path: Path, overrides: list[str], *_: object, **__: object) -> None:
-        given.extend(overrides)
+        given.append((name, overrides[-1]))
 
     monkeypatch.setattr(cli, "run_part", run_part)
     assert cli.execute([*part.split(), "--config", "run.yaml", "--log-format", "json"]) == 0
-    assert given[-1] == "--logs.format=json"
+    assert given == [(name, "--logs.format=json")]
 
 
 def test_resume_and_fresh_exclude_each_other(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_who_does_not_lead_is_told_so_by_every_verb(verb: Callable[[], Call[obje
     call = verb()
     assert [*call.keys[:1], *call.args[:3]] == [KEYS.leader, KEYS.prefix, LEAD.epoch, LEAD.token]
     assert "then return -1 end" in call.script.text
-    with pytest.raises(LeadershipLost, match="Another buffer leads"):
+    with pytest.raises(LeadershipLost, match="The lease of this buffer ran out, or another one leads"):
         call.parse(-1)
 
 
