@@ -23,7 +23,7 @@ from penstock.redis.commands import AsyncClient, AsyncPipeline, Client, Pipeline
 )
 def test_redis_py_has_every_command_with_the_arguments_that_are_named(protocol: Any, kind: type) -> None:
     commands = {name: verb for name, verb in inspect.getmembers(protocol, inspect.isfunction) if name[0] != "_"}
-    assert len(commands) > 15
+    assert commands
     for name, verb in commands.items():
         known = inspect.signature(getattr(kind, name)).parameters
         if any(one.kind == one.VAR_KEYWORD for one in known.values()):
