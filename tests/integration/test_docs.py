@@ -75,7 +75,8 @@ LISTED = {
     "docs/loop.md: from penstock import Shards": "needs ranks that shard a model: test_replicas.py",
     "docs/loop.md: from penstock.consumers.weights.converter import": "needs megatron-core: test_megatron.py",
     "docs/workers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
-    "docs/adapters.md: actor_rollout_ref.": "settings of verl: test_verl_trainer.py gives it just these",
+    "docs/adapters.md: CUDA_VISIBLE_DEVICES=0,1,2,3 python -m verl": "needs GPUs: test_verl_trainer.py gives verl its "
+    "settings of penstock",
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
     "docs/adapters.md: from verl.utils import hf_processor": "needs verl's environment: tests/wide/test_images.py",
     "docs/adapters.md: from penstock import TrlRollouts": "needs TRL's environment: test_foreign_trainers.py",
@@ -122,6 +123,7 @@ SETTINGS = (
     "docs/fleet.md: fleet:",
     "docs/fleet.md: engine:",
     "docs/adapters.md: hooks:",
+    "docs/adapters.md: run: math",
     "docs/data.md: data:",
     "docs/data.md: # shards as a stream",
     "docs/rewards.md: reward: {parts",
@@ -147,6 +149,8 @@ EXECUTED = (
     "docs/adapters.md: from penstock import Request, Requests",
     "docs/loop.md: from penstock import Trainer",
     "docs/loop.md: for evaluation in trainer.evaluations",
+    "docs/loop.md: for state in newest_first",
+    "docs/trainer.md: import torch",
     "docs/loop.md: # in each process of the critic",
     "docs/workers.md: # ram_files.py",
     "docs/adapters.md: async def generate",
@@ -323,11 +327,12 @@ def execute(page: Block, place: Place, monkeypatch: pytest.MonkeyPatch, **names:
     return space
 
 
-def take_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a trainer that was started again does: go on behind what others of this run have trained."""
+def take_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> int:
+    """As a trainer that was started again does: go on behind what others of this run have trained; their last batch."""
     monkeypatch.chdir(place.folder)
     with Trainer("run.yaml") as trainer:
         trainer.load_state_dict({"run": "digits", "subscription": trainer.name, "batch": trainer.position})
+        return trainer.position
 
 
 def policy(place: Place, publications: int = 10**6) -> Any:
@@ -507,12 +512,12 @@ def test_the_loop_of_a_rollout_manager(running: Place, monkeypatch: pytest.Monke
 
 
 def test_the_loop_of_the_readme(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_up(running, monkeypatch)
+    num_batches = take_up(running, monkeypatch) + 3
     steps: list[Any] = []
 
     execute(
         block("README.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, model=policy(running),
-        step=steps.append, checkpoint=times(3), restore=lambda: None,
+        step=steps.append, checkpoint=lambda state: None, restore=lambda: None, num_batches=num_batches,
     )  # fmt: skip
 
     assert len(steps) == 3
@@ -520,13 +525,38 @@ def test_the_loop_of_the_readme(running: Place, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_loop_of_ones_own(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_up(running, monkeypatch)
+    num_batches = take_up(running, monkeypatch) + 2
     space = execute(
         block("docs/loop.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, device="cpu",
-        model=policy(running, 3), restore=lambda: None, step=lambda data: 0.5, checkpoint=lambda state: None,
+        model=policy(running), restore=lambda: None, step=lambda data: 0.5, checkpoint=lambda state: None,
+        num_batches=num_batches,
     )  # fmt: skip
 
     assert space["data"]["loss_mask"].dtype == torch.bool
+    assert space["trainer"].position == num_batches
+
+
+def test_the_newest_checkpoint_that_fits(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = take_up(running, monkeypatch)
+    states = [{"trainer": {"run": "digits", "subscription": "actor", "batch": n}} for n in (last + 9, last, 0)]
+    loaded: list[Any] = []
+    with Trainer("run.yaml") as trainer:
+        execute(
+            block("docs/loop.md: for state in newest_first"), running, monkeypatch,
+            newest_first=lambda: states, trainer=trainer, load=loaded.append,
+        )  # fmt: skip
+
+    assert loaded == [states[1]]
+
+
+def test_the_reference_loss_in_a_loop_of_ones_own(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, model = take_up(running, monkeypatch), policy(running, 3)
+    space = execute(
+        block("docs/trainer.md: import torch"), running, monkeypatch, rank=0, world=1, dtype=torch.float32, model=model
+    )
+
+    assert space["figures"]["optimizer_steps"] == 1.0
+    assert space["trainer"].position == before + 3
 
 
 def test_evaluations_in_a_loop_of_ones_own(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:

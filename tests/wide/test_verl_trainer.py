@@ -57,11 +57,11 @@ ray_kwargs.ray_init.num_cpus=8 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_i
 
 
 def documented(run: Path) -> list[str]:
-    """The settings of the page, for a run of this file."""
-    key = "docs/adapters.md: actor_rollout_ref.model.external_lib"
-    [page] = [block for block in blocks() if block.key.startswith(key)]
+    """The page's settings of penstock, for a run of this file."""
+    [page] = [block for block in blocks() if "-m verl.trainer.main_ppo" in block.text]
     name = "+actor_rollout_ref.rollout.engine_kwargs.penstock"
-    return [f"{name}.config={run}" if word.startswith(name) else word for word in split(page.text.replace("\\\n", " "))]
+    words = [word for word in split(page.text.replace("\\\n", " ")) if "penstock" in word or ".use_v1=" in word]
+    return [f"{name}.config={run}" if word.startswith(name) else word for word in words]
 
 
 def data(folder: Path) -> Path:
