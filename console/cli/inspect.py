@@ -72,7 +72,8 @@ def _show_status(target: Target, state: Mapping[str, Any]) -> None:
     show_table(WORKERS, [worker_row(one) for one in state["workers"]])
     show_table(SUBS, SUBS.rows(target.client, target.keys))
     show_table(TRAINERS, trainer_rows(state))
-    show_table(WAITS, state["waits"])
+    if not target.is_copy:  # else no part runs
+        show_table(WAITS, state["waits"])
     if state["verifiers"] or state["checks"]:
         show_table(VERIFIERS, state["verifiers"])
         say(f"checks queued for verifiers: {state['checks']}")
@@ -90,12 +91,12 @@ def why(target: Target, answer: Answer) -> None:
     from penstock.protocol.snapshot import snapshot
 
     state = snapshot(target.client, target.keys)
-    found = chains(state)
+    found = [] if target.is_copy else chains(state)
     if answer.as_json:
         print_json([chain.to_map() for chain in found])
         return
     if not found:
-        say("No part is waiting.")
+        say("The run is over: no part runs." if target.is_copy else "No part is waiting.")
     ends = {chain.end for chain in found}
     paused = (str(one) for one in paused_lanes(state) if one not in ends)
     say_lines(*(line for chain in found for line in chain.lines()), *paused, *ledger_lines(state["subs"]))

@@ -105,15 +105,16 @@ def look_at_disk(what: str, path: Path) -> Finding:
     """Check how full the file system of ``path`` is."""
     there = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
     disk = os.statvfs(there)
-    total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-    share = 1 - free / total if total else 0.0
-    space = f"{path}: {in_mb(free)} free of {in_mb(total)}"
+    used, free = disk.f_blocks - disk.f_bfree, disk.f_bavail
+    # As df has it: what is kept for the system's own user counts as neither.
+    share = used / (used + free) if used + free else 0.0
+    space = f"{path}: {in_mb(free * disk.f_frsize)} free of {in_mb(disk.f_blocks * disk.f_frsize)}"
     if not os.access(there, os.W_OK):
         return Finding(what, Level.ERROR, f"{path} cannot be written by this user", "give it the right, or another one")
     if share < NEARLY:
         return Finding(what, Level.OK, space)
     level = Level.ERROR if share >= FULL_DISK else Level.WARNING
-    return Finding(what, level, f"{space}: {share:.0%} used", "free space")
+    return Finding(what, level, f"{space}: {share:.0%} used", "make room")
 
 
 def look_at_payloads(client: Client, keys: Keys) -> Iterator[Finding]:

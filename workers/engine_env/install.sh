@@ -39,9 +39,12 @@ trap 'exit 130' INT TERM HUP
 
 "$python" -m venv "$build"
 pip=("$build/bin/python" -m pip install -qq --disable-pip-version-check)
+echo "1 of 3: what SGLang imports (2 GB, most of the time)"
 "${pip[@]}" -r "$here/requirements.txt"
+echo "2 of 3: SGLang"
 "${pip[@]}" --no-deps sglang==0.5.20 torchvision==0.28.0
 
+echo "3 of 3: stand-ins for CUDA, and a look at whether it can be imported"
 site=$("$build/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cat > "$site/penstock_torchvision_ops.py" <<'PY'
 """Declares the operators that torchvision, and SGLang's file of Qwen3.5, look for at import."""

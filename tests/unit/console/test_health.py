@@ -143,12 +143,12 @@ def test_the_clock_of_a_worker_is_told_from_a_worker_that_is_late(
 
 def test_a_disk_that_is_full_or_not_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Disk:
-        f_blocks, f_frsize, f_bavail = 100, 10**9, 50
+        f_blocks, f_frsize, f_bfree, f_bavail = 100, 10**9, 55, 50
 
     monkeypatch.setattr(probes.os, "statvfs", lambda _: Disk)
     assert look_at_disk("d", tmp_path / "not" / "made").level is Level.OK
     for left, level in ((8, Level.WARNING), (2, Level.ERROR)):
-        Disk.f_bavail = left
+        Disk.f_bavail, Disk.f_bfree = left, left + 5
         assert look_at_disk("d", tmp_path).level is level
     monkeypatch.setattr(probes.os, "access", lambda *_: False)
     assert "cannot be written" in look_at_disk("d", tmp_path).found
