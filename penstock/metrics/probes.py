@@ -106,7 +106,7 @@ def look_at_disk(what: str, path: Path) -> Finding:
     there = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
     disk = os.statvfs(there)
     used, free = disk.f_blocks - disk.f_bfree, disk.f_bavail
-    # As df has it: what is kept for the system's own user counts as neither.
+    # By df's definition: blocks reserved for root are neither used nor free.
     share = used / (used + free) if used + free else 0.0
     space = f"{path}: {in_mb(free * disk.f_frsize)} free of {in_mb(disk.f_blocks * disk.f_frsize)}"
     if not os.access(there, os.W_OK):
