@@ -112,6 +112,7 @@ SYNOPSES = (
     "docs/operations.md: penstock payloads add",
     "docs/rewards.md: penstock reward try",
     "docs/inspection.md: penstock web",
+    "docs/tutorial.md: penstock samples ls",
 )
 
 #: Settings: a whole configuration, or sections of one, which must load; those of GPUs are planned for.
@@ -169,11 +170,15 @@ EXECUTED = (
     "docs/rewards.md: penstock run run.yaml --reward.group",
     "docs/tutorial.md: # more of reward.py",
     "docs/tutorial.md: # make_data.py",
-    "docs/tutorial.md: # letters.py",
-    "docs/tutorial.md: # try_reward.py",
-    "docs/tutorial.md: run: letters",
-    "docs/tutorial.md: penstock run run.yaml --plan",
-    "docs/tutorial.md: penstock run run.yaml --run=hints",
+    "docs/tutorial.md: # largest.py",
+    "docs/tutorial.md: # more of largest.py",
+    'docs/tutorial.md: {"prompt": "41325=", "response"',
+    "docs/tutorial.md: penstock reward try",
+    "docs/tutorial.md: # run.yaml",
+    "docs/tutorial.md: # of gpu.yaml",
+    "docs/tutorial.md: penstock check run.yaml",
+    "docs/tutorial.md: penstock run gpu.yaml --plan",
+    "docs/tutorial.md: penstock run run.yaml --run=again",
     "docs/agents.md: from penstock import Observation",
     "docs/agents.md: from penstock import ToolEnvironment",
     "docs/loop.md: from penstock import Scorer",
@@ -697,29 +702,35 @@ def test_the_first_reward_of_ones_own() -> None:
 def test_a_task_of_ones_own(place: Place) -> None:
     """The tutorial, from an empty folder to a run with an environment; its engine is a stand-in that learns nothing."""
 
-    def follow(start: str, name: str = "") -> Block:
-        page = block(f"docs/tutorial.md: {start}")
-        (place.folder / (name or start.removeprefix("# "))).write_text(page.text)
-        return page
+    def shown(start: str) -> str:
+        return block(f"docs/tutorial.md: {start}").text
 
-    for script in ("# make_data.py", "# letters.py", "# try_reward.py"):
-        follow(script)
+    def write(name: str, *starts: str) -> None:
+        (place.folder / name).write_text("\n".join(map(shown, starts)))
+
+    write("make_data.py", "# make_data.py")
+    write("largest.py", "# largest.py", "# more of largest.py")
+    write("answers.jsonl", '{"prompt": "41325=", "response"')
     place.end(place.start(f"{sys.executable} make_data.py"))
-    tried = place.end(place.start(f"{sys.executable} try_reward.py"))
-    settings = follow("run: letters", "run.yaml").text
-    plan, start = lines_of(block("docs/tutorial.md: penstock run run.yaml --plan"))
-    here = " --model.path=model --model.dtype=float32 --trainer.device=cpu --trainer.colocate=false"
-    here += " --worker.apply=abort --worker.drain_timeout_s=5 --trainer.steps=2 --rollout.n=4 --trainer.batch_groups=4"
+    tried = place.end(place.start(shown("penstock reward try")))
+    settings = shown("# run.yaml")
+    on_gpu = yaml.safe_load(settings) | yaml.safe_load(shown("# of gpu.yaml"))
+    (place.folder / "gpu.yaml").write_text(yaml.safe_dump(on_gpu))
+    plan = lines_of(block("docs/tutorial.md: penstock run gpu.yaml --plan"))[0]
     planned = place.end(place.start(f"{plan} --gpus 8 --model.path=model"))
-    here_engine = re.sub(r"(?ms)^engine:.*?(?=^worker:)", f"engine: {{url: '{place.engine}'}}\n", settings)
+    here = " --model.path=model --worker.apply=abort --worker.drain_timeout_s=5"
+    here += " --trainer.steps=2 --rollout.n=4 --trainer.batch_groups=4"
+    here_engine = re.sub(r"(?m)^engine:.*$", f"engine: {{url: '{place.engine}'}}", settings)
     (place.folder / "run.yaml").write_text(here_engine)
-    place.end(place.start(start + here))
-    place.end(place.start(block("docs/tutorial.md: penstock run run.yaml --run=hints").text.strip() + here))
+    check, start = lines_of(block("docs/tutorial.md: penstock check run.yaml"))
+    for line in (check, start, shown("penstock run run.yaml --run=again").strip()):
+        place.end(place.start(line + here))
 
-    assert tried.splitlines()[0] == "'2' {'score': 1.0, 'is_number': True}"
-    assert "'two' {'score': 0.0, 'is_number': False}" in tried
-    assert planned.startswith("run letters, 8 GPUs on this machine\n")
-    for run in ("letters", "hints"):
+    task = yaml.safe_load((place.folder / "train.jsonl").read_text().splitlines()[0])
+    assert task["label"] == max(task["prompt"].rstrip("="))
+    assert "3 answers, 3 scored; mean 0.3333" in tried
+    assert planned.startswith("run largest-gpu, 8 GPUs on this machine\n")
+    for run in ("largest", "again"):
         assert len((place.folder / "runs" / run / "steps.jsonl").read_text().splitlines()) == 2
 
 
