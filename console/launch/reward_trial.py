@@ -128,7 +128,7 @@ def of_file(path: Path) -> Iterator[Recorded]:
         if then is not None and (isinstance(then, bool) or not isinstance(then, int | float)):
             raise ConfigError(f"{where}: `reward` is no number: correct it, or leave it out.")
         job = _job(str(row.get("id") or f"{path.stem}/0/{number}"), row.get("prompt"), row.get("label", ""), metadata)
-        yield Recorded(Sample(job, 0, text=response), None if then is None else float(then))
+        yield Recorded(Sample(job, 0, text=response, turns=[response]), None if then is None else float(then))
 
 
 def of_run(rows: Iterable[SampleRow], config: Config | None, *, own_rewards: bool = True) -> Iterator[Recorded]:

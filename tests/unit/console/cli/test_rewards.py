@@ -18,7 +18,7 @@ def graded(sample):
     if "boom" in sample.text:
         raise KeyError("gone")
     print("what a reward prints is no part of what is told")
-    return {"score": len(sample.text), "hint": sample.job.metadata.get("hint"), "label": sample.job.raw_label}
+    return {"score": len(sample.turns[-1]), "hint": sample.job.metadata.get("hint"), "label": sample.job.raw_label}
 def broken(sample): return None
 """
 
