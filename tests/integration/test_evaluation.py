@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +73,7 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
     """
     fake.open.clear()
     if not spans:
-        without = replace(server_info._V17, since=(0, 0, 0))
-        monkeypatch.setattr(server_info, "capabilities_of", lambda _: without)
+        monkeypatch.setattr(server_info, "reports_spans", lambda _: False)
     made = config(
         staleness={"mode": mode},
         worker={"slots": 16},

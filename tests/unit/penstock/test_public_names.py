@@ -17,8 +17,9 @@ PUBLIC = [
     "EngineMetrics", "Environment", "EvalLogHook", "GenerateHook", "Job", "Judge", "JudgeError", "Judges",
     "Observation", "OwnershipLost", "PenstockError", "PostprocessHook", "Receiver", "Request", "Requests",
     "RewardsHook", "RolesApart", "RolloutDataset", "RolloutHook", "RolloutLogHook", "RolloutManager", "RowSource",
-    "Sample", "SampleHook", "SampleRow", "SamplesHook", "Score", "Scorer", "Sender", "Shards", "ToolEnvironment",
-    "Trackers", "Trainer", "TrlRollouts", "WaitTimeout", "__version__", "concatenated", "score",
+    "Sample", "SampleHook", "SampleRow", "SamplesHook", "Score", "ScoreError", "Scorer", "Sender", "Shards",
+    "ToolEnvironment", "Trackers", "Trainer", "TrlRollouts", "WaitTimeout", "WeightsNotFinite", "__version__",
+    "concatenated", "score",
 ]  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_T14_ranks_that_were_told_different_things_stop() -> None:
 
 
 def test_a_hook_that_the_trainer_cannot_call_is_refused_at_its_start() -> None:
-    with pytest.raises(ConfigError, match=r"hooks\.rollout_log .*second takes \(batch"):
+    with pytest.raises(ConfigError, match=r"hooks\.rollout_log .*second has the signature \(batch"):
         TrainingHooks(config(rollout_log="second"))
 
 
