@@ -203,7 +203,7 @@ class RayLauncher:
         free = int(self._ray.available_resources().get("GPU", 0))
         return (
             f"{engine} needs {num_gpus} GPUs, and Ray found none within {self._timeout_s:g} s: "
-            f" its nodes have GPUs: {shown}; {free} of them are free in all. End what holds "
+            f"its nodes have GPUs: {shown}; {free} of them are free in all. End what holds "
             "them, add a node, or lower num_gpus."
         )
 
