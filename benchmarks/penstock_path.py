@@ -85,7 +85,7 @@ class NoTokenizer:
 
 @dataclass(slots=True)
 class Writing:
-    """What makes and commits the samples of one writer."""
+    """Make and commit the samples of one writer."""
 
     commits: Commits
     source: Source

@@ -47,29 +47,21 @@ def whole(state: Any) -> Any:
     return state
 
 
-def split_like(tensors: dict[Any, Any], like: Tensor) -> dict[Any, Any]:
-    """Return the tensors that have the shape of the parameter ``like`` split as it is."""
-    if not isinstance(like, DTensor):
-        return tensors
-    return {name: _split(value, like) if _has_shape_of(value, like) else value for name, value in tensors.items()}
-
-
-def _has_shape_of(value: Any, like: DTensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == like.shape
-
-
-def _split(tensor: Tensor, like: DTensor) -> Tensor:
-    # All ranks have read the same checkpoint, so nothing is sent. A view would keep the whole tensor.
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None).clone()
+def split_like(value: Any, like: Tensor | None) -> Any:
+    """Return a full tensor with the shape of the parameter ``like`` split as it is, anything else unchanged."""
+    if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape):
+        return value
+    # All ranks have read the same checkpoint, so nothing is sent. A view would keep the full tensor.
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
 def load(module: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load whole ``model`` and ``optimizer`` state into a module and its optimizer, sharded or not."""
+    """Load full ``model`` and ``optimizer`` state into a module and its optimizer, sharded or not."""
     own = module.state_dict(keep_vars=True)
-    given = state["model"]
-    module.load_state_dict(
-        {name: split_like({0: given[name]}, own[name])[0] if name in own else given[name] for name in given}
-    )
+    module.load_state_dict({name: split_like(value, own.get(name)) for name, value in state["model"].items()})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    of_parameters = {index: split_like(one, parameters[index]) for index, one in state["optimizer"]["state"].items()}
+    of_parameters = {
+        index: {name: split_like(value, parameters[index]) for name, value in one.items()}
+        for index, one in state["optimizer"]["state"].items()
+    }
     optimizer.load_state_dict({**state["optimizer"], "state": of_parameters})
