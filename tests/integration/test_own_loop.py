@@ -1,6 +1,7 @@
 """The loop of the README, without the reference trainer: every view shows what it trains."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +87,7 @@ def run_the_readmes_loop(folder: Path, monkeypatch: pytest.MonkeyPatch, versions
         state: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
         return state
 
-    names = {"rank": 0, "world": 1, "model": {"weight": torch.zeros(1)}, "step": seen.append}
+    names = {"rank": 0, "world": 1, "num_batches": math.inf, "model": {"weight": torch.zeros(1)}, "step": seen.append}
     monkeypatch.chdir(folder)
     with pytest.raises(Enough):
         exec(compile(page.text, page.page, "exec"), {**names, "restore": restore, "checkpoint": checkpoint})
