@@ -4,6 +4,7 @@
 |---|---|
 | ``Target`` | ``--run`` (``RUN`` if the command has no argument), ``--redis``, ``--directory``, ``--config`` |
 | ``LiveTarget`` | the same, for commands that change the run: it must not be over |
+| ``RunOptions`` | the same, for commands that connect to the run themselves |
 | ``Choice`` | ``--where``, ``--sort``, ``--limit``, ``--after``, ``--json`` |
 | ``Answer`` | ``--json`` |
 | ``Change`` | ``--yes``, ``--dry-run``, ``--json`` |
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -81,6 +82,15 @@ _CHOICE: Options = {
     "after": _option(int, 0, min=0, metavar="N", about="Skip N rows, as a truncated list suggests."),
     **_JSON,
 }
+
+
+class RunOptions(NamedTuple):
+    """How a run is named, for commands that also answer if its Redis does not."""
+
+    run: str | None = None
+    redis: str | None = None
+    directory: Path = DIRECTORY
+    config: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +159,7 @@ def operator() -> str:
 _KINDS: dict[type, tuple[Options, Callable[..., Any]]] = {
     Target: (_TARGET, Target.named),
     LiveTarget: (_TARGET, LiveTarget.named),
+    RunOptions: (_TARGET, RunOptions),
     Answer: (_JSON, Answer),
     Change: (_CHANGE, Change),
     Choice: (_CHOICE, lambda where, **given: Choice(where or (), **given)),

@@ -3,34 +3,18 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.console.cli.command import FolderOption, JsonOption, RunOption, UrlOption, many
-from penstock.console.cli.target import DIRECTORY, RunIsOver, Target, newest_run
+from penstock.console.cli.command import Answer, RunOptions, command, many
+from penstock.console.cli.target import RunIsOver, Target, newest_run
 from penstock.console.terminal import print_json, say
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.metrics.probes import Finding
-
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run; default: in its folder.")
-]
-
-
-def doctor(
-    run: RunOption = None,
-    config: ConfigOption = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    as_json: JsonOption = False,
-) -> None:
-    """Check Redis, clocks, disks, environments, GPUs, payload servers and weights; exit code 1 on an error."""
-    if tell(_look(run, config, redis, directory), as_json):
-        raise typer.Exit(1)
 
 
 def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
@@ -51,11 +35,13 @@ def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
     return errors
 
 
-def _look(run: str | None, path: Path | None, url: str | None, directory: Path) -> "Iterator[Finding]":
+def findings_of(options: RunOptions) -> "Iterator[Finding]":
+    """Yield the findings about a run and this machine as they arrive. Blocks for each check."""
     from penstock.config.load import load_config
     from penstock.console.read.health import checks_of_machine, checks_of_run
     from penstock.metrics.probes import Finding, Level, run_checks
 
+    run, url, directory, path = options
     config = load_config(path, []) if path is not None else None
     if config is not None:
         run, url, directory = run or config.run, url or config.redis.url, config.run_dir.parent
@@ -86,4 +72,9 @@ def _kept_config(folder: Path) -> "Config | None":
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``penstock``."""
-    app.command()(doctor)
+
+    @command(app)
+    def doctor(options: RunOptions, answer: Answer) -> None:
+        """Check Redis, clocks, disks, environments, GPUs, payload servers and weights; exit code 1 on an error."""
+        if tell(findings_of(options), answer.as_json):
+            raise typer.Exit(1)

@@ -90,7 +90,7 @@ STEPS_FILE = "steps.jsonl"
 #: Most rows that are kept in memory while they cannot be written.
 MAX_UNWRITTEN = 10_000
 #: Figures of a row that the trainer's record in Redis repeats, beside those that were reported.
-SHOWN = ("step", "version", "reward_mean", "staleness_max", "staleness_mean", "total_steps")
+SHOWN = ("step", "version", "reward_mean", "staleness_max", "staleness_mean", "step_s", "total_steps")
 
 
 def steps_file(config: Config, name: str, *, is_main: bool) -> Path:

@@ -1013,16 +1013,32 @@ class NoTrainer(Cause, kind=END, part="trainer", named_by="subscription"):
 
 
 class TrainerGone(Cause, kind=END, part="trainer", named_by="subscription"):
-    action = "start it again, or drop subscription {subscription}"
+    action = "start it again[, or drop subscription {droppable}]"
     subscription: str
     #: Seconds since its last step; None: it made none.
     idle_s: float | None = None
     only_evaluates: bool = False
+    #: Whether it publishes the run's versions, so that nothing is trained without it.
+    drives: bool = False
+
+    @property
+    def droppable(self) -> str:
+        """Return its subscription if the run can continue without it, else ''."""
+        return "" if self.drives else self.subscription
 
     def words(self) -> str:
         if self.only_evaluates:
             return "no trainer reads evaluations"
         return self._format("trainer {subscription} is gone[; its last step was {idle_s:.0f} s ago]")
+
+
+class StepLong(Cause, kind=END, part="trainer", named_by="subscription"):
+    text = "trainer {subscription} has been in one step for {idle_s:.0f} s; the one before took {step_s:.1f} s"
+    action = "one of its ranks may hang: see their logs, and `py-spy dump --pid PID` of each (rank 0 has pid {pid})"
+    subscription: str
+    idle_s: float
+    step_s: float
+    pid: int
 
 
 class LanePaused(Cause, kind=END, part="queue"):

@@ -76,6 +76,7 @@ def test_a_run_is_named_alike_and_the_shell_completes_it(verb: str) -> None:
     assert {"--run", "--redis", "--directory"} <= options(verb)
     run = next(parameter for parameter in VERBS[verb].params if "--run" in parameter.opts)
     assert completes(run), "--run"
+    assert [one for one in VERBS[verb].params if not one.opts[0].startswith("-")], "the run, if it takes nothing else"
 
 
 def completes(parameter: Any) -> bool:

@@ -30,6 +30,7 @@ from penstock.records.causes import (
     PartSilent,
     PartStarting,
     RedisFull,
+    StepLong,
     TrainerAbsent,
     TrainerGone,
     Unknown,
@@ -118,9 +119,19 @@ SILENT = {**PRODUCER, "age_s": 40.0}
         (
             state(("producer", GATE), subs=[{"name": "actor", "driving": 1, "owned": False}]),
             1,
-            TrainerGone("actor", 30.0),
+            TrainerGone("actor", 30.0, drives=True),
         ),
         (state(("producer", GATE)), 1, Working("trainer", "actor", idle_s=30.0)),
+        (
+            state(("producer", GATE), trainers=[{"name": "actor", "age_s": 61.0, "step_s": 6.1, "pid": 9}]),
+            1,
+            Working("trainer", "actor", idle_s=61.0),
+        ),
+        (
+            state(("producer", GATE), trainers=[{"name": "actor", "age_s": 61.0, "step_s": 6.0, "pid": 9}]),
+            1,
+            StepLong("actor", 61.0, 6.0, 9),
+        ),
         (
             state(("producer", NoPublication("policy")), subs=[]),
             1,
