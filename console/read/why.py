@@ -201,7 +201,7 @@ def _at_trainer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> L
         return NoTrainer(name)
     sub = subs[0]
     reports = [one for one in state["trainers"] if one.get("name") == sub["name"]]
-    latest = min(reports, key=lambda one: one["age_s"], default={})
+    latest: Mapping[str, Any] = min(reports, key=lambda one: one["age_s"], default={})
     idle_s = latest.get("age_s")
     if not sub["owned"]:
         return TrainerGone(sub["name"], idle_s, only_evaluates(sub), bool(sub.get("driving")))
