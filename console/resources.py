@@ -213,8 +213,8 @@ GROUPS = Resource(
     """))  # fmt: skip
 
 WORKERS = Resource(
-    "workers", ("name",), "Workers.", "List live workers.", "console.read.workers.list_workers",
-    "console.read.workers.read_worker", also="protocol.presence.WorkerPresence.__dataclass_fields__",
+    "workers", ("name",), "Workers.", "List live workers.", "console.read.parts.list_workers",
+    "console.read.parts.read_worker", also="protocol.presence.WorkerPresence.__dataclass_fields__",
     columns=_columns("""
         *name             text     its name: the one that it was started with, and a random suffix
         *version          number   version of the weights that it generates with
@@ -237,7 +237,7 @@ WORKERS = Resource(
 TRAINERS = Resource(
     "trainers", ("name", "rank"), "Trainers.",
     "List ranks of trainers: whether they run, step and version, batches committed and kept, figures, waits.",
-    "console.read.trainers.list_trainers", columns=_columns("""
+    "console.read.parts.list_trainers", columns=_columns("""
         *name            text     its subscription
         *rank            number   the rank that reported these figures
         *state           text     running, parked (its groups are kept while it is away), gone, dropped or unreadable
@@ -257,7 +257,7 @@ TRAINERS = Resource(
 SUBS = Resource(
     "subscriptions", ("name",), "Subscriptions of trainers.",
     "List subscriptions with definition, position, held groups, and disposals by reason.",
-    "console.read.trainers.list_subs", also="protocol.subs.LISTED", columns=_columns("""
+    "console.read.parts.list_subs", also="protocol.subs.LISTED", columns=_columns("""
         *name         text     its name
         *state        text     running, parked (its groups are kept while its trainer is away), gone or unreadable
         *mode         text     how stale its batches may be: sync, one_step or async; asked: what its trainer asks for
@@ -311,7 +311,7 @@ DATA = Resource(
 
 PAYLOADS = Resource(
     "payload servers", ("name",), "Payload servers.",
-    "List servers with their state, memory, and whether they answer.", "console.read.payloads.list_servers",
+    "List servers with their state, memory, and whether they answer.", "console.read.parts.list_servers",
     columns=_columns("""
         *name     text    its name, which samples record
         *state    text    live, draining (only read), drained (empty) or lost
@@ -418,7 +418,7 @@ CHECKSUMS = Resource(
     """))  # fmt: skip
 
 WAITS = Resource(
-    "waits", ("who",), read="console.read.trainers.list_waits", columns=_columns("""
+    "waits", ("who",), read="console.read.parts.list_waits", columns=_columns("""
         *who      text     the part that waits
         *since_s  seconds  for how long
         *what     text     what it waits for (`penstock why` follows it to its cause)

@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.console.json_text import json_bytes
-from penstock.text import printable
+from penstock.text import printable, to_plain
 
 #: Characters of a text in a list.
 EXCERPT = 60
@@ -160,3 +159,22 @@ def print_json(value: Any) -> None:
     """Print as JSON; unprintable characters are escaped."""
     text = json_bytes(value, orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
+
+
+#: Most values and characters of a value that has no JSON form.
+MOST = 2**24
+
+
+def json_bytes(value: Any, option: int = 0) -> bytes:
+    """Encode ``value`` as UTF-8 JSON. What has no JSON form (bytes, deep nesting, lone surrogates) becomes text.
+
+    Args:
+        option: of ``orjson.dumps``.
+
+    Raises:
+        penstock.text.TooMuch: the value has no JSON form and is larger than ``MOST``.
+    """
+    try:
+        return orjson.dumps(value, option=option)
+    except TypeError:
+        return orjson.dumps(to_plain(value, MOST), option=option)

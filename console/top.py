@@ -23,7 +23,7 @@ from textual.widgets import DataTable, Footer, Static
 from penstock.console.cli.target import Target
 from penstock.console.details import detail_lines
 from penstock.console.read.lanes import ready_line
-from penstock.console.read.trainers import head_line
+from penstock.console.read.parts import head_line
 from penstock.console.resources import LISTS, Row
 from penstock.console.selection import order_of
 from penstock.console.terminal import cell

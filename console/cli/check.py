@@ -14,10 +14,9 @@ from penstock.config.reading.dataset_path import code_name
 from penstock.console.cli.command import many
 from penstock.console.cli.doctor import tell
 from penstock.console.launch.placement import place
-from penstock.console.launch.preflight import check_data, check_url, steps
+from penstock.console.launch.preflight import check_data, check_ports, check_url, steps
 from penstock.console.launch.run_parts import check_parts
 from penstock.console.launch.trainable import unheeded
-from penstock.console.launch.weights import check_ports
 from penstock.console.progress import Steps
 from penstock.console.read.health import look_at_jail
 from penstock.console.terminal import excerpt, print_json, say, table

@@ -44,7 +44,7 @@ def plan(source: Source, answer: Answer) -> None:
 @command(fleet_app, "ls")
 def list_(target: Target, choice: Choice) -> None:
     """List groups and processes of the running fleet, and the addresses of its models."""
-    from penstock.console.read.workers import fleet_of
+    from penstock.console.read.parts import fleet_of
     from penstock.workers.fleet.state import read_state
 
     state = read_state(target.client, target.keys)

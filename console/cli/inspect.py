@@ -12,14 +12,12 @@ from penstock.console.cli import doctor, nouns
 from penstock.console.cli import payloads as payloads_cli
 from penstock.console.cli.command import Answer, command
 from penstock.console.cli.engines import engines_app
-from penstock.console.cli.history.evals import eval_app
-from penstock.console.cli.history.export import export
-from penstock.console.cli.history.samples import samples_app
-from penstock.console.cli.history.trace import trace
+from penstock.console.cli.history import export
 from penstock.console.cli.nouns import show_table
 from penstock.console.cli.rewards import reward_app
+from penstock.console.cli.samples import eval_app, samples_app
 from penstock.console.cli.target import Target
-from penstock.console.read.tokens import goodput_line
+from penstock.console.cli.trace import trace
 from penstock.console.resources import LANES, SUBS, TRAINERS, VERIFIERS, WAITS, WORKERS
 from penstock.console.terminal import flush, print_json, reader_left, say
 from penstock.errors import ConfigError
@@ -57,9 +55,8 @@ def status(
 
 
 def _show_status(target: Target, state: Mapping[str, Any]) -> None:
-    from penstock.console.read.lanes import list_lanes, ready_line
-    from penstock.console.read.trainers import head_line, trainer_rows
-    from penstock.console.read.workers import worker_row
+    from penstock.console.read.lanes import goodput_line, list_lanes, ready_line
+    from penstock.console.read.parts import head_line, trainer_rows, worker_row
 
     say(f"run {state['run']}: {head_line(state)}")
     say(f"delayed {state['delayed']}, dead {state['dead']}, {ready_line(state)}")
@@ -165,7 +162,7 @@ def top(
 def audit(target: Target, answer: Answer) -> None:
     """Recount every job and group from the keys; exit code 1 on a difference."""
     from penstock.console.progress import Steps
-    from penstock.console.read.lanes import ready_line
+    from penstock.console.read.lanes import goodput_line, ready_line
     from penstock.protocol.audit import audit as recount
     from penstock.protocol.snapshot import snapshot
 

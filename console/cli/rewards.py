@@ -11,7 +11,7 @@ import typer
 
 from penstock.console.cli import completion
 from penstock.console.cli.command import OVERRIDES, FolderOption, JsonOption, UrlOption, many
-from penstock.console.cli.history.filters import DatasetOption, LaneOption, open_run
+from penstock.console.cli.history import DatasetOption, LaneOption, open_run
 from penstock.console.cli.target import DIRECTORY
 from penstock.console.cli.usage import overrides_of
 from penstock.console.terminal import excerpt, print_json, say, table

@@ -32,9 +32,8 @@ from penstock.console.launch.notify import check_notify, message, notify
 from penstock.console.launch.observer import Observer
 from penstock.console.launch.own_redis import OwnRedis
 from penstock.console.launch.placement import Placement, place
-from penstock.console.launch.preflight import check, check_data
+from penstock.console.launch.preflight import check, check_data, check_ports
 from penstock.console.launch.run_parts import check_parts, parts_of, prepare_logged
-from penstock.console.launch.weights import check_ports
 from penstock.consumers.grpo.rows import read_rows
 from penstock.errors import EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE, ConfigError, QueueUnavailable
 from penstock.hooks.user_imports import check_user_code

@@ -10,7 +10,7 @@ from penstock.buffer.samplers import make_pool
 from penstock.buffer.view import View
 from penstock.config.subscription import Definition
 from penstock.console.read.jobs import reason_of
-from penstock.console.read.live_samples import read_groups
+from penstock.console.read.samples import read_groups
 from penstock.console.resources import GROUPS
 from penstock.errors import ProtocolError
 from penstock.protocol.position import Position

@@ -32,7 +32,7 @@ def list_dead(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 
 def read_dead(client: Client, keys: Keys, job: str) -> dict[str, Any] | None:
-    """Return a dead-lettered job with its record and its traceback; None if it is none. Blocks for round trips."""
+    """Return a dead-lettered job with its record and its traceback; None if it is not dead. Blocks for round trips."""
     state, entry = client.hmget(keys.group(job), "st", "eid")
     # If the job is not dead this is the entry of another stream, whose id may be that of another job's letter.
     found = client.xrange(keys.dead, entry, entry) if state == b"dead" and entry else []

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.console.read.trainers import only_evaluates
+from penstock.console.read.parts import only_evaluates
 from penstock.protocol.presence import SILENT_S, WorkerPresence, WorkerState
 from penstock.protocol.waits import describe
 from penstock.records.causes import (

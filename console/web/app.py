@@ -36,15 +36,14 @@ from starlette.concurrency import run_in_threadpool
 from penstock.config.reading.yaml_file import read_yaml
 from penstock.console.cli.target import Target
 from penstock.console.read.jobs import read_job
+from penstock.console.read.parts import read_fleet
 from penstock.console.read.weights import list_published
-from penstock.console.read.workers import read_fleet
 from penstock.console.web.curves import curves
 from penstock.console.web.guard import Guard
 from penstock.console.web.lists import Lists
 from penstock.console.web.overview import overview, overview_of_files
 from penstock.console.web.replies import MAX_STREAMS, Json, NotThere, Streams, explain_errors, refusal
-from penstock.console.web.run_snapshots import Looks
-from penstock.console.web.runs import Runs, sizes, state_of, summary_of
+from penstock.console.web.runs import Looks, Runs, sizes, state_of, summary_of
 from penstock.console.web.samples import Samples
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import Lane

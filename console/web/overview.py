@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.console.cli.inspect import ledger_lines, rollback_line
 from penstock.console.read.why import Chain, chains
-from penstock.console.web.run_snapshots import Look
+from penstock.console.web.runs import Look
 from penstock.consumers.grpo.rows import Row, Rows
 from penstock.names import Lane
 from penstock.protocol.gate import Room

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from redis.exceptions import RedisError, ResponseError
 from starlette.concurrency import run_in_threadpool
 
-from penstock.console.json_text import json_bytes
+from penstock.console.terminal import json_bytes
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.text import format_exc, redact
 

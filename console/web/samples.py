@@ -10,12 +10,10 @@ from fastapi import Request
 
 from penstock.console.read.evals import answers_to, list_categories, list_evals, prompts_over_versions
 from penstock.console.read.samples import listed, newest_batch, open_live, open_samples, shown, token_rows, turn_rows
-from penstock.console.read.trace.batch import find_trace
-from penstock.console.read.trace.sources import asked_of, sources_of
-from penstock.console.read.trace.stages import MEANING
+from penstock.console.read.stages import MEANING, asked_of, sources_of
+from penstock.console.read.trace import find_trace
 from penstock.console.web.replies import NotThere
-from penstock.console.web.run_snapshots import Looks
-from penstock.console.web.runs import Runs
+from penstock.console.web.runs import Looks, Runs
 from penstock.errors import ConfigError, PenstockError
 from penstock.history.eval_rows import FILE, read_rows
 from penstock.history.filters import Filters, Sort

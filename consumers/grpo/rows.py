@@ -70,7 +70,7 @@ def _read(path: Path, needed: Mapping[str, tuple[type, ...]]) -> list[Row]:
 
 
 def of_steps(config: Config, rows: Rows) -> dict[str, Any]:
-    """Return the part of ``summary.json`` on training (``penstock.console.launch.report.summarize`` has its keys)."""
+    """Return the part of ``summary.json`` on training (``penstock.console.launch.observer.summarize`` has its keys)."""
     steps = rows.steps
     samples = _sum(steps, "samples")
     busy_s = sum(_sum(steps, key) for key in ("wait_s", "step_s", "publish_s"))

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from penstock.console.cli.main import execute
-from penstock.console.read.live_samples import read_live
+from penstock.console.read.samples import read_live
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run

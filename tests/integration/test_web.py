@@ -151,8 +151,8 @@ def test_a_lane_is_closed_and_opened(page: Page, client: redis.Redis, keys: Keys
 
 
 def test_a_redis_that_goes_and_comes_back_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.console.web.run_snapshots.EVERY_S", 0.0)
-    monkeypatch.setattr("penstock.console.web.run_snapshots.RETRY_S", 0.0)
+    monkeypatch.setattr("penstock.console.web.runs.EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.console.web.runs.RETRY_S", 0.0)
     server = RedisServer(tmp_path / "redis")
     server.start()
     try:

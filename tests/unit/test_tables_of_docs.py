@@ -11,7 +11,7 @@ from penstock.config import TrainerConfig
 from penstock.config.hooks import REWARDS
 from penstock.config.trainer import TRACKERS
 from penstock.config.transport import TRANSPORTS
-from penstock.console.read.trace.stages import MEANING
+from penstock.console.read.stages import MEANING
 from penstock.protocol.tokens import HEARD
 from penstock.records.job import TryEnd
 from penstock.redis.lua_scripts import LUA

@@ -3,7 +3,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.console.json_text import MOST, json_bytes
+from penstock.console.terminal import MOST, json_bytes
 from penstock.text import TooMuch
 
 

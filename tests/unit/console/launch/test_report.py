@@ -14,7 +14,7 @@ from rich.console import Console
 import penstock
 from penstock.config import Config
 from penstock.console.launch.live import Live
-from penstock.console.launch.report import setup_versions, summarize, write_summary
+from penstock.console.launch.observer import setup_versions, summarize, write_summary
 from penstock.console.web.curves import Uptime
 from penstock.consumers.grpo.rows import read_rows
 from penstock.protocol.presence import WorkerPresence
@@ -254,6 +254,6 @@ def test_the_version_of_penstock_is_told_where_it_is_not_installed(monkeypatch: 
     def not_installed(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("penstock.console.launch.report.version", not_installed)
+    monkeypatch.setattr("penstock.console.launch.observer.version", not_installed)
 
     assert setup_versions("7.2", "0.5.17")["penstock"] == penstock.__version__

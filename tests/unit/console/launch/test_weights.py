@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config import Config
-from penstock.console.launch.weights import check_ports, steps
+from penstock.console.launch.preflight import check_ports, steps_of_weights
 from penstock.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def config(folder: Path, *, transport: str = "delta", store: str | None = None, 
 
 
 def check_weights(made: Config, *, claims: bool = False) -> None:
-    for _, step in steps(made, claims=claims):
+    for _, step in steps_of_weights(made, claims=claims):
         step()
 
 

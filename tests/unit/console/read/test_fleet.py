@@ -6,7 +6,7 @@ import pytest
 
 import penstock.workers.fleet.state
 from penstock.console.details import detail_lines
-from penstock.console.read.workers import fleet_of, read_fleet
+from penstock.console.read.parts import fleet_of, read_fleet
 from penstock.errors import ConfigError
 
 DECISION = {"at": 7.0, "before": 1, "engines": 2, "wanted": 2, "binds": "demand", "terms": {"demand": 2}}

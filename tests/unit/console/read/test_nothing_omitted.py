@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 import penstock.workers.fleet.state
+from penstock.console.read import timeline as tracks_module
 from penstock.console.read import weights
 from penstock.console.read.evals import MAX_VERSIONS, answers_to, list_evals, prompts_over_versions
-from penstock.console.read.trace import tracks as tracks_module
-from penstock.console.read.trace.batch import trace_prompt
-from penstock.console.read.trace.job import trace_job
-from penstock.console.read.trace.sources import Asked
-from penstock.console.read.trace.tracks import tracks
-from penstock.console.read.workers import read_fleet
+from penstock.console.read.parts import read_fleet
+from penstock.console.read.stages import Asked
+from penstock.console.read.timeline import tracks
+from penstock.console.read.trace import trace_job, trace_prompt
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow
 from tests.unit.console.read.trace.samples import sample

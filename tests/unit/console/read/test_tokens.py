@@ -1,6 +1,6 @@
 """What was drawn, and what became of it, as people are shown it."""
 
-from penstock.console.read.tokens import goodput_line, list_tokens
+from penstock.console.read.lanes import goodput_line, list_tokens
 from penstock.protocol.tokens import LaneTokens, of_training, tokens_of
 
 RAW = {

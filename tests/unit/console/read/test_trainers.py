@@ -1,6 +1,6 @@
 """Rows of `penstock trainers ls`."""
 
-from penstock.console.read.trainers import trainer_rows
+from penstock.console.read.parts import trainer_rows
 
 
 def test_a_subscription_that_only_reads_evaluations_has_no_row() -> None:

@@ -57,7 +57,7 @@ def test_a_redis_without_the_run_is_told_in_words_of_the_page(tmp_path: Path, mo
 
     folder = make_run(tmp_path, state="running")
     (folder / "redis.json").write_text('{"url": "redis://127.0.0.1:1/0"}')
-    monkeypatch.setattr("penstock.console.web.run_snapshots.Target", target)
+    monkeypatch.setattr("penstock.console.web.runs.Target", target)
     seen = ask(tmp_path, "/runs/demo/overview")["silent"]
     assert "The Redis of run 'demo' has nothing of it" in seen
     assert "--" not in seen, "the page has no options"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.console.web.overview import PARTS, overview, place_of, place_of_cause
-from penstock.console.web.run_snapshots import Look
+from penstock.console.web.runs import Look
 from penstock.consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
 from penstock.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.console.read.trace.batch import trace_batch, trace_prompt
-from penstock.console.read.trace.job import trace_job
-from penstock.console.read.trace.sources import Asked, asked_of
+from penstock.console.read.stages import Asked, asked_of
+from penstock.console.read.trace import trace_batch, trace_job, trace_prompt
 from penstock.errors import ConfigError
 from penstock.history.row import WHOLE_JOB, Use
 from tests.unit.console.read.trace.samples import sample
@@ -137,7 +136,7 @@ def test_of_a_batch_that_is_too_large_it_is_said_what_is_left_out(
 ) -> None:
     rows = [sample(f"math/0/{line}") for line in range(3)]
     found = sources(tmp_path, rows, [Use(row.job, 0, "actor", 2, 1) for row in rows])
-    monkeypatch.setattr("penstock.console.read.trace.batch.MOST_SAMPLES", 2)
+    monkeypatch.setattr("penstock.console.read.trace.MOST_SAMPLES", 2)
     batch = trace_batch(found, asked_of("actor:2"))
     assert batch is not None
     assert (len(batch["jobs"]), batch["problems"]) == (2, ["It has 3 samples: 2 of them are shown."])

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.console.read.trace.perfetto import write_perfetto
-from penstock.console.read.trace.sources import Sources
-from penstock.console.read.trace.stages import Step
-from penstock.console.read.trace.tracks import tracks
+from penstock.console.read.stages import Sources, Step
+from penstock.console.read.timeline import tracks, write_perfetto
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use
 from tests.unit.console.read.trace.samples import sample

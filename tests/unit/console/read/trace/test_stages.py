@@ -1,6 +1,6 @@
 """Where the time of a sample went."""
 
-from penstock.console.read.trace.stages import MEANING, own_try, stages_of
+from penstock.console.read.stages import MEANING, own_try, stages_of
 from penstock.records.job import tries_of
 from tests.unit.console.read.trace.samples import TRIES, sample
 

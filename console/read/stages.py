@@ -1,5 +1,6 @@
-"""The stages of a sample, from its admission to the step that trained it."""
+"""The stages of a sample, from its admission to the step that trained it; and the sources of a run's traces."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,12 @@ from penstock.config.reading.yaml_file import read_yaml
 from penstock.config.trainer import TrainerConfig
 from penstock.consumers.grpo.rows import Row, read_rows
 from penstock.errors import ConfigError
-from penstock.history.row import SampleRow
+from penstock.history.reader import HistoryReader
+from penstock.history.row import SampleRow, key_of
+from penstock.names import is_name
 from penstock.records.job import Try
+from penstock.records.keys import Keys
+from penstock.redis.commands import Client
 from penstock.redis.saved_config import CONFIG_FILE
 
 _SPENT = ("wait_s", "step_s", "publish_s")
@@ -152,3 +157,62 @@ def _known(row: SampleRow, tries: Sequence[Try]) -> Iterator[Stage]:
 def _stage(name: str, begin_s: float, end_s: float) -> Iterator[Stage]:
     if 0 < begin_s < end_s:
         yield Stage(name, begin_s, end_s)
+
+
+_JOB = re.compile(r"([^/]+)/([0-9]{1,18})/([0-9]{1,18})")
+_PROMPT = re.compile(r"([^/]+)/([0-9]{1,18})")
+_BATCH = re.compile(r"(?:([^:/]+):)?([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A target; exactly one kind is set."""
+
+    #: Id of a job, and of one of its samples, '' for all.
+    job: str = ""
+    sample: str = ""
+    #: A prompt: its dataset and line.
+    dataset: str = ""
+    line: int = -1
+    #: A batch, and its subscription; '': that of the run's own trainer, or any with such a batch.
+    batch: int | None = None
+    subscription: str = ""
+
+
+def asked_of(text: str) -> Asked:
+    """Parse a target; ConfigError if ``text`` is invalid."""
+    if found := _JOB.fullmatch(text):
+        return Asked(job=text)
+    if found := _PROMPT.fullmatch(text):
+        return Asked(dataset=found[1], line=int(found[2]))
+    if (found := _BATCH.fullmatch(text)) and (found[1] is None or is_name(found[1])):
+        return Asked(batch=int(found[2]), subscription=found[1] or "")
+    try:
+        job, _, _ = key_of(text)
+    except ConfigError:
+        job = ""
+    if not _JOB.fullmatch(job):
+        raise ConfigError(
+            f"{text!r} is nothing that can be traced: write a job (DATASET/EPOCH/LINE), a sample "
+            "(DATASET/EPOCH/LINE/K), a prompt (DATASET/LINE) or a batch (N, or SUBSCRIPTION:N)."
+        )
+    return Asked(job=job, sample=text)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Sources of one run."""
+
+    #: Including samples that are still in Redis.
+    samples: HistoryReader
+    #: The run's Redis, if it answers.
+    live: tuple[Client, Keys] | None
+    #: Steps of the run's own trainer, and its subscription.
+    steps: Sequence[Step]
+    subscription: str
+
+
+def sources_of(folder: Path, samples: HistoryReader, live: tuple[Client, Keys] | None) -> Sources:
+    """Open the sources of the run in ``folder``. Blocks for the disk."""
+    steps = read_steps(folder)
+    return Sources(samples, live, steps, trainer_of(folder, steps))

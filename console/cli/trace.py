@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.console.cli.command import Answer
-from penstock.console.cli.history.export import check_new, writing
-from penstock.console.cli.history.filters import Run
+from penstock.console.cli.history import Run, check_new, writing
 from penstock.console.details import detail_lines
 from penstock.console.resources import clock
 from penstock.console.terminal import print_json, say
@@ -17,7 +16,8 @@ from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 
 if TYPE_CHECKING:
-    from penstock.console.read.trace.sources import Asked, Sources
+    from penstock.console.read.stages import Asked, Sources
+
 
 #: Seconds of a unit behind a number.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -60,7 +60,7 @@ def trace(
         check_new(perfetto)
         _write(found, perfetto, (since, until, last), answer)
         return
-    from penstock.console.read.trace.sources import asked_of
+    from penstock.console.read.stages import asked_of
 
     asked = asked_of(what)
     events = _find(found, asked)
@@ -86,22 +86,22 @@ def trace(
 
 
 def _sources(found: Run) -> "Sources":
-    from penstock.console.read.trace.sources import sources_of
+    from penstock.console.read.stages import sources_of
 
     return sources_of(found.folder, found.samples, found.live)
 
 
 def _find(found: Run, asked: "Asked") -> dict[str, Any] | None:
-    from penstock.console.read.trace.batch import find_trace
+    from penstock.console.read.trace import find_trace
 
     return find_trace(_sources(found), asked)[1]
 
 
 def _send(found: Run, url: str, asked: tuple[str, str, str], answer: Answer) -> None:
-    from penstock.console.read.trace.tracks import latest_s, rows_within
+    from penstock.console.read.timeline import latest_s, rows_within
 
     check_installed("opentelemetry.exporter.otlp.proto.http", "--otlp")
-    from penstock.console.read.trace.otlp import send_spans
+    from penstock.console.read.otlp import send_spans
 
     sources = _sources(found)
     from_s, to_s = _span(*asked, end_s=found.end_s(latest_s(sources)))
@@ -115,8 +115,7 @@ def _send(found: Run, url: str, asked: tuple[str, str, str], answer: Answer) -> 
 
 
 def _write(found: Run, path: Path, asked: tuple[str, str, str], answer: Answer) -> None:
-    from penstock.console.read.trace.perfetto import write_perfetto
-    from penstock.console.read.trace.tracks import latest_s, tracks
+    from penstock.console.read.timeline import latest_s, tracks, write_perfetto
 
     sources = _sources(found)
     from_s, to_s = _span(*asked, end_s=found.end_s(latest_s(sources)))

@@ -1,21 +1,24 @@
-"""Options that select a run and its samples, shared by the commands about a history."""
+"""Options that select a run and its samples; and ``penstock export``, which writes them to files."""
 
+import contextlib
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.console.cli.command import WhereOption, add_kind
+from penstock.console.cli.command import Answer, WhereOption, add_kind, many
 from penstock.console.cli.target import Target, newest_run, run_of
 from penstock.console.selection import parts_of
 from penstock.console.terminal import say
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.names import check_name
+from penstock.system.extras import check_installed
 from penstock.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -178,3 +181,55 @@ def open_run(run: str | None, redis: str | None, directory: Path, config: Path |
 
 add_kind(Run, {}, open_run, of_run=True)
 add_kind(Wanted, _OPTIONS, Wanted)
+
+
+def check_new(path: Path) -> None:
+    """Raise ConfigError if ``path`` exists already, or its folder does not."""
+    if path.exists():
+        raise ConfigError(f"{path} exists already: name another one.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written, for there is no folder {path.parent}: make it, or name another.")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Wrap the writing of ``path``. Raises ConfigError for errors of the disk or missing permissions."""
+    try:
+        yield
+    except OSError as exc:
+        raise ConfigError(
+            f"{path} cannot be written ({exc.strerror or exc}): make room for it, or name another place."
+        ) from exc
+
+
+class Format(StrEnum):
+    """Format of an export."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    #: A folder for ``datasets.load_dataset``: a parquet file per lane, which is a split.
+    DATASETS = "datasets"
+
+
+def export(
+    out: Annotated[Path, typer.Argument(metavar="PATH", help="File that is written; a folder for datasets.")],
+    wanted: Wanted,
+    found: Run,
+    answer: Answer,
+    format_: Annotated[Format, typer.Option("--format", help="jsonl, parquet or datasets.")] = Format.JSONL,
+    tokens: Annotated[bool, typer.Option(help="With tokens, logprobs, versions and masks.")] = True,
+) -> None:
+    """Write samples to files, in the order in which they were recorded."""
+    from penstock.console.progress import Steps
+    from penstock.console.read.export import write_datasets, write_jsonl, write_parquet
+
+    if format_ is not Format.JSONL:
+        check_installed("pyarrow", f"--format {format_}")
+    filters = wanted.filters()
+    check_new(out)
+    write = {Format.JSONL: write_jsonl, Format.PARQUET: write_parquet, Format.DATASETS: write_datasets}[format_]
+    with writing(out), Steps("exporting samples", found.samples.count(filters), hidden=answer.as_json) as steps:
+        number = write(found.samples, filters, out, arrays=tokens, at=steps.at)
+    words = f"{many(number, 'sample')} {'is' if number == 1 else 'are'} in {out}"
+    answer.tell(words, {"path": str(out), "samples": number})
+    found.tell_problems()
