@@ -162,7 +162,7 @@ class Page:
         where: Annotated[list[str] | None, Query()] = None,
         sort: str = "",
         limit: int = 50,
-        after: str = "",
+        after: Annotated[int, Query(ge=0)] = 0,
     ) -> Any:
         found = self._lists.page(self._target(run), noun, where=where or (), sort=sort, limit=limit, after=after)
         return {"run": run, **found}

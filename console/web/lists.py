@@ -1,17 +1,14 @@
-"""Lists of a run, page by page: with rows, filters and orders of the command line, and a key for the next page."""
+"""Lists of a run, page by page: with rows, filters and orders of the command line."""
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from penstock.console.cli.target import Target
 from penstock.console.resources import LISTS, NUMBERS, Resource, cells
 from penstock.console.selection import Choice, order_of, select
 from penstock.console.web.replies import NotThere
-from penstock.errors import ConfigError
 
 #: Most rows of a page, and how long a list is cached: following pages are of the same list as the first,
 #: unless the cache has expired.
@@ -24,7 +21,6 @@ MAX_KEPT = 16
 MAX_TEXT = 2000
 
 Row = Mapping[str, Any]
-Key = tuple[Any, ...]
 
 
 class Lists:
@@ -33,16 +29,16 @@ class Lists:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[Key, tuple[float, list[tuple[Key, Row]]]] = {}
+        self._kept: dict[tuple[Any, ...], tuple[float, list[Row]]] = {}
 
     def page(
-        self, target: Target, noun: str, *, where: Sequence[str], sort: str, limit: int, after: str
+        self, target: Target, noun: str, *, where: Sequence[str], sort: str, limit: int, after: int
     ) -> dict[str, Any]:
         """Return a page of a list. Blocks as the reader of the noun, or not at all if cached.
 
         Args:
             sort: field, or ``-field`` for descending order; '' for the order of keys.
-            after: ``next`` of the page before; '' for the first.
+            after: number of rows to skip: ``next`` of the page before.
 
         Returns:
             ``rows``, and their shown ``cells`` as text; ``columns``: field, title, kind and meaning of each; ``total``
@@ -50,15 +46,14 @@ class Lists:
 
         Raises:
             NotThere: no such list.
-            ConfigError: an invalid filter, order or ``after``.
+            ConfigError: an invalid filter or order.
         """
         if noun not in LISTS:
             raise NotThere(f"There is no list of {noun!r}: there are {', '.join(LISTS)}.")
         resource = LISTS[noun]
         rows = self._rows(target, noun, tuple(where), sort, KEPT_FURTHER_S if after else KEPT_S)
-        begin = _begin(rows, after, down=sort.startswith("-"))
-        shown = [_cut(row) for _, row in rows[begin : begin + max(1, min(limit, MAX_LIMIT))]]
-        more = begin + len(shown) < len(rows)
+        end = after + max(1, min(limit, MAX_LIMIT))
+        shown = [_cut(row) for row in rows[after:end]]
         return {
             "rows": shown,
             "cells": [_cut(row) for row in cells(resource.on_page, shown)],
@@ -72,12 +67,10 @@ class Lists:
                 for one in resource.on_page
             ],
             "total": len(rows),
-            "next": orjson.dumps(_values(shown[-1], resource, sort)).decode() if more else None,
+            "next": end if end < len(rows) else None,
         }
 
-    def _rows(
-        self, target: Target, noun: str, where: tuple[str, ...], sort: str, kept_s: float
-    ) -> list[tuple[Key, Row]]:
+    def _rows(self, target: Target, noun: str, where: tuple[str, ...], sort: str, kept_s: float) -> list[Row]:
         name = (target.keys.run, noun, where, sort)
         with self._lock:
             read_at, rows = self._kept.get(name, (0.0, []))
@@ -91,33 +84,11 @@ class Lists:
         return rows
 
 
-def _read(target: Target, resource: Resource, where: Sequence[str], sort: str) -> list[tuple[Key, Row]]:
-    """Return the selected rows by their keys, in order."""
-    # Sorted by key, from which the next page continues: only check the field here.
-    chosen = select(resource.rows(target.client, target.keys), resource.fields, Choice(where, sort or None))
-    keyed = [(tuple(map(order_of, _values(row, resource, sort))), row) for row in chosen]
-    return sorted(keyed, key=lambda one: one[0], reverse=sort.startswith("-"))
-
-
-def _values(row: Row, resource: Resource, sort: str) -> list[Any]:
-    """Return what the order of a row depends on."""
-    fields = ((sort.removeprefix("-"),) if sort else ()) + resource.key
-    values = (row.get(field) for field in fields)
-    return [value if value is None or isinstance(value, int | float) else str(value)[:MAX_TEXT] for value in values]
-
-
-def _begin(rows: Sequence[tuple[Key, Row]], after: str, *, down: bool) -> int:
-    """Return the index of the first row after ``after``, whether or not that row still exists."""
-    if not after:
-        return 0
-    try:
-        values = orjson.loads(after)
-    except ValueError:
-        values = None
-    if not isinstance(values, list) or not values:
-        raise ConfigError("after: this is not where a page ended; ask for the first one anew.")
-    key = tuple(map(order_of, values))
-    return sum(1 for one, _ in rows if (one >= key if down else one <= key))
+def _read(target: Target, resource: Resource, where: Sequence[str], sort: str) -> list[Row]:
+    """Return the selected rows in order; rows that are equal there, in the order of their keys."""
+    rows = resource.rows(target.client, target.keys)
+    rows.sort(key=lambda row: [order_of(row.get(field)) for field in resource.key])
+    return select(rows, resource.fields, Choice(where, sort or None))
 
 
 def _cut(value: Any) -> Any:

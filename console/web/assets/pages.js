@@ -1,4 +1,4 @@
-// A paged list: columns, filters and order as on the command line, the next page by its key.
+// A paged list: columns, filters and order as on the command line.
 
 import { h, loading, said, replace } from "./dom.js";
 import { get, ofRun } from "./net.js";
