@@ -139,6 +139,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "last_line": _last_line,
     "excerpt": excerpt,
     "gpus": lambda value: "; ".join(map(_gpu, value)),
+    "pairs": lambda value: excerpt(text_of(value)),
     "mean": lambda value: f"{value:.3f}",
     "by_k": lambda value: ", ".join(f"{k}: {rate:.3g}" for k, rate in value.items()),
 }
@@ -415,6 +416,36 @@ CHECKSUMS = Resource(
         *version   number     version of its weights
         *checksum  text       checksum of its weights
         *why       last_line  why it gave none
+    """))  # fmt: skip
+
+TRIED = Resource(
+    "tried", ("job",), columns=_columns("""
+        job             text     id of the job
+        *prompt         excerpt  its prompt
+        *answer         excerpt  the answer
+        *reward         number   its reward, unless it failed
+        *reward_info    pairs    further values of the reward
+        *num_generated  number   generated tokens
+        num_turns       number   turns of the policy
+        *finish_reason  text     why the answer ended
+        *generate_s     seconds  time to generate it
+        *reward_s       seconds  time of the reward
+        error           text     why it failed
+    """))  # fmt: skip
+
+SCORED = Resource(
+    "scored", ("id",), columns=_columns("""
+        *id        text     id of the sample
+        *prompt    excerpt  its prompt, if it was given as text
+        *response  excerpt  its answer
+        *label     excerpt  its label
+        *then      number   its recorded reward
+        *now       number   its new reward, unless that failed
+        *failure   text     name of the failure
+        *info      pairs    further values of the reward
+        *seconds   seconds  time of the reward
+        error      text     the failure in a sentence
+        differs    text     whether the new reward differs from the recorded one
     """))  # fmt: skip
 
 WAITS = Resource(

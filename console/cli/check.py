@@ -6,33 +6,30 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.config.reading.dataset_path import code_name
 from penstock.console.cli.command import many
 from penstock.console.cli.doctor import tell
+from penstock.console.cli.nouns import show_table
 from penstock.console.launch.placement import place
 from penstock.console.launch.preflight import check_data, check_ports, check_url, steps
 from penstock.console.launch.run_parts import check_parts
 from penstock.console.launch.trainable import unheeded
 from penstock.console.progress import Steps
-from penstock.console.read.health import look_at_jail
-from penstock.console.terminal import excerpt, print_json, say, table
+from penstock.console.resources import TRIED, Row
+from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 from penstock.metrics.gpu_load import numbered, visible_gpus
 from penstock.metrics.probes import Check, Finding, Level, look_at_disk, passes, run_checks
 from penstock.system.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from penstock.console.launch.trial import Trial
+from penstock.workers.rewards.jail.detect import check_jail
 
 #: Time limit for reading rows of a user's source.
 _LOOK_S = 60.0
 #: A check -> the one that finds the same mistake first.
 _AFTER = {"engine": "engine's interpreter", "engine.args": "engine", "placement": "device"}
-_COLUMNS = ("prompt", "answer", "reward", "entries", "tokens", "finish", "seconds", "reward s")
 
 
 def check_run(
@@ -54,24 +51,24 @@ def check_run(
     names = visible_gpus() if gpus is None else numbered(gpus)
     with Steps("checking", hidden=as_json) as progress:
         progress.at(0, "the environment of SGLang is read once, within a minute")
-        findings = _ordered(_once(run_checks(_checks(config, without, names))), verbose or as_json)
+        findings = _ordered(once(run_checks(checks_of(config, without, names))), verbose or as_json)
     if not num_tries:
         return tell(findings, as_json)
     found = list(findings) if as_json else []
     errors = sum(one.level is Level.ERROR for one in found) if as_json else tell(findings, as_json)
-    rows = [] if errors else _try(path, config, place(config, names, without).workers, num_tries, as_json)
+    rows = () if errors else _try(path, config, place(config, names, without).workers, num_tries, as_json)
     if as_json:
-        print_json({"findings": [asdict(one) for one in found], "samples": [asdict(row) for row in rows]})
+        print_json({"findings": [asdict(one) for one in found], "samples": rows})
     elif errors:
         say(f"No prompt is tried until {'this error is' if errors == 1 else 'these errors are'} fixed.", err=True)
     else:
         _show(rows)
-    return errors + sum(bool(row.error) for row in rows)
+    return errors + sum(bool(row["error"]) for row in rows)
 
 
-def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int, as_json: bool) -> "list[Trial]":
+def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int, as_json: bool) -> Sequence[Row]:
     """Try the first prompts and return the results. Raises ConfigError, EngineError."""
-    from penstock.console.launch.trial import try_prompts
+    from penstock.console.launch.trials import try_prompts
 
     try:
         check_data(config)
@@ -84,28 +81,18 @@ def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int
         return try_prompts(config, count, next(iter(gpus), ()), steps.at)
 
 
-def _show(rows: "Sequence[Trial]") -> None:
-    table([_in_words(row) for row in rows], _COLUMNS, "tried")
-    for error in dict.fromkeys(row.error for row in rows if row.error):
+def _show(rows: Sequence[Row]) -> None:
+    show_table(TRIED, rows)
+    for error in dict.fromkeys(row["error"] for row in rows if row["error"]):
         say(error, err=True)
-    if failed := sum(bool(row.error) for row in rows):
+    if failed := sum(bool(row["error"]) for row in rows):
         say(f"{failed} of {many(len(rows), 'prompt')} failed", err=True)
 
 
-def _in_words(row: "Trial") -> dict[str, Any]:
-    return {
-        "prompt": excerpt(row.prompt),
-        "answer": excerpt(row.answer),
-        "reward": row.reward,
-        "entries": excerpt(", ".join(f"{name} {value}" for name, value in row.reward_info.items())),
-        "tokens": row.num_generated,
-        "finish": row.finish_reason,
-        "seconds": row.generate_s,
-        "reward s": row.reward_s,
-    }
-
-
-def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
+def checks_of(
+    config: Config, without: frozenset[str] = frozenset(), gpus: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Check]]:
+    """Yield the checks of a start, by name."""
     for what, step in steps(config, without=without, claims=False):
         # The kind of jail says more than that one was found.
         special = {"jail": look_at_jail, "data and policy": _data}.get(what)
@@ -123,6 +110,20 @@ def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> I
 
 def _passed(what: str, step: Callable[[], object]) -> list[Finding]:
     return [passes(what, step, "fine")]
+
+
+def look_at_jail(config: Config) -> Iterator[Finding]:
+    """Report the jail for programs of answers. Blocks for a second."""
+    try:
+        found = check_jail(config.reward)
+    except ConfigError as exc:
+        yield Finding("jail", Level.ERROR, str(exc))
+        return
+    if config.reward.jail.kind == "none":
+        todo = "set reward.jail.kind auto, unless this machine is a jail itself"
+        yield Finding("jail", Level.WARNING, "none: programs of answers may do what this user may", todo)
+    else:
+        yield Finding("jail", Level.OK, found)
 
 
 def _data(config: Config) -> Iterator[Finding]:
@@ -152,7 +153,7 @@ def _own_rows(config: Config) -> list[Finding]:
     return [Finding(what, Level.WARNING, f"{names} took longer than {_LOOK_S:g} s", "the producer will wait for it")]
 
 
-def _once(findings: Iterator[Finding]) -> Iterator[Finding]:
+def once(findings: Iterator[Finding]) -> Iterator[Finding]:
     """Drop repeated errors: a missing interpreter has no packages either."""
     said: set[str] = set()
     for one in findings:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from penstock.metrics.probes import Finding
 
 
+#: Checks of a start that concern this machine, and not what is on it.
+_OF_MACHINE = frozenset(("packages", "jail", "device", "engine's interpreter", "engine", "engine.url"))
+
+
 def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
     """Print findings as they arrive, or as JSON; return the number of errors. Blocks until all are complete."""
     from penstock.metrics.probes import Level
@@ -38,8 +42,9 @@ def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
 def findings_of(options: RunOptions) -> "Iterator[Finding]":
     """Yield the findings about a run and this machine as they arrive. Blocks for each check."""
     from penstock.config.load import load_config
-    from penstock.console.read.health import checks_of_machine, checks_of_run
-    from penstock.metrics.probes import Finding, Level, run_checks
+    from penstock.console.cli.check import checks_of, once
+    from penstock.console.read.health import checks_of_run
+    from penstock.metrics.probes import Finding, Level, look_at_disk, run_checks
 
     run, url, directory, path = options
     config = load_config(path, []) if path is not None else None
@@ -60,7 +65,12 @@ def findings_of(options: RunOptions) -> "Iterator[Finding]":
         config = config or _kept_config(folder)
     except PenstockError as exc:
         yield Finding("configuration", Level.ERROR, str(exc))
-    yield from run_checks(checks_of_machine(config, folder))
+    yield look_at_disk("run's folder", folder)
+    if config is None:
+        todo = "give --config FILE, or --directory of the runs, to check environments and GPUs too"
+        yield Finding("environments", Level.WARNING, f"there is no configuration in {folder}", todo)
+    else:
+        yield from once(run_checks(check for check in checks_of(config) if check[0] in _OF_MACHINE))
 
 
 def _kept_config(folder: Path) -> "Config | None":

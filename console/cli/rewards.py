@@ -1,8 +1,8 @@
 """``penstock reward try``: apply a reward to existing answers."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,20 +12,21 @@ import typer
 from penstock.console.cli import completion
 from penstock.console.cli.command import OVERRIDES, FolderOption, JsonOption, UrlOption, many
 from penstock.console.cli.history import DatasetOption, LaneOption, open_run
+from penstock.console.cli.nouns import show_table
 from penstock.console.cli.target import DIRECTORY
 from penstock.console.cli.usage import overrides_of
-from penstock.console.terminal import excerpt, print_json, say, table
+from penstock.console.resources import SCORED, Row
+from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.config import Config
-    from penstock.console.launch.reward_trial import Recorded, Scored, Summary
+    from penstock.console.launch.trials import Recorded
 
 reward_app = typer.Typer(help="Rewards: apply one to existing answers.")
 
-_COLUMNS = ("id", "prompt", "answer", "label", "then", "now", "info", "seconds")
 #: Answers that are scored by default.
-SCORED = 100
+MOST = 100
 
 
 @reward_app.callback()
@@ -53,11 +54,11 @@ def reward_try(
     directory: FolderOption = DIRECTORY,
     dataset: DatasetOption = "",
     lane: LaneOption = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most answers, the latest first.")] = SCORED,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most answers, the latest first.")] = MOST,
     as_json: JsonOption = False,
 ) -> None:
     """Score answers of a run, or of a file, and show each one's old and new reward. Exit code 1 if all fail."""
-    from penstock.console.launch.reward_trial import rewards_of, score, summarize
+    from penstock.console.launch.trials import rewards_of, score, summarize
     from penstock.console.progress import Steps
 
     overrides = overrides_of(context)
@@ -77,10 +78,10 @@ def reward_try(
             rows = score(reward, allowed, recorded, steps.at)
     summary = summarize(rows)
     if as_json:
-        print_json({"rows": [_plain(row) for row in rows], "summary": asdict(summary)})
+        print_json({"rows": rows, "summary": summary})
     else:
         _show(rows, summary)
-    if rows and not summary.scored:
+    if rows and not summary["scored"]:
         raise typer.Exit(1)
 
 
@@ -113,7 +114,7 @@ def _recorded(
     *,
     own_rewards: bool,
 ) -> "list[Recorded]":
-    from penstock.console.launch.reward_trial import of_file, of_run
+    from penstock.console.launch.trials import of_file, of_run
     from penstock.history.filters import Filters
 
     if file is not None:
@@ -127,33 +128,16 @@ def _recorded(
     return recorded
 
 
-def _show(rows: "list[Scored]", summary: "Summary") -> None:
-    table([_in_words(row) for row in rows], _COLUMNS, "scored")
-    for name in summary.failures:
-        say(next(row.error for row in rows if row.failure == name), err=True)
-    parts = [f"{many(summary.samples, 'answer')}, {summary.scored} scored"]
-    if summary.mean is not None:
+def _show(rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
+    show_table(SCORED, rows)
+    for name in summary["failures"]:
+        say(next(row["error"] for row in rows if row["failure"] == name), err=True)
+    parts = [f"{many(summary['samples'], 'answer')}, {summary['scored']} scored"]
+    if summary["mean"] is not None:
         then = ""
-        if summary.mean_then is not None:
-            then = f" (then {summary.mean_then:.4g} of {summary.had}; {summary.differ} differ)"
-        parts.append(f"mean {summary.mean:.4g}{then}")
-    if summary.failures:
-        parts.append("failed: " + ", ".join(f"{name} {count}" for name, count in summary.failures.items()))
+        if summary["mean_then"] is not None:
+            then = f" (then {summary['mean_then']:.4g} of {summary['had']}; {summary['differ']} differ)"
+        parts.append(f"mean {summary['mean']:.4g}{then}")
+    if summary["failures"]:
+        parts.append("failed: " + ", ".join(f"{name} {count}" for name, count in summary["failures"].items()))
     say("; ".join(parts))
-
-
-def _in_words(row: "Scored") -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "prompt": excerpt(row.prompt or ""),
-        "answer": excerpt(row.response),
-        "label": excerpt(str(row.label)),
-        "then": row.then,
-        "now": row.failure or row.now,
-        "info": excerpt(", ".join(f"{name} {value}" for name, value in row.info.items())),
-        "seconds": row.seconds,
-    }
-
-
-def _plain(row: "Scored") -> dict[str, Any]:
-    return {**asdict(row), "differs": row.differs}

@@ -1,4 +1,4 @@
-"""Find problems that could hurt a run: Redis, clocks, disks, environments, GPUs, payload servers, weights."""
+"""Find problems of a run's Redis, clocks, payload servers, weights and workers."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -8,8 +8,6 @@ from typing import Any
 
 import redis
 
-from penstock.config import Config
-from penstock.errors import ConfigError
 from penstock.metrics.probes import (
     CLOCK_S,
     Answer,
@@ -20,10 +18,8 @@ from penstock.metrics.probes import (
     clock,
     in_mb,
     look_at_clock,
-    look_at_disk,
     look_at_payloads,
     look_at_weights,
-    passes,
     read_answers,
 )
 from penstock.protocol.presence import GONE_S, live_workers, read_workers
@@ -32,7 +28,6 @@ from penstock.redis.append_only import EVERY_S, IDENT, Synced, read_synced
 from penstock.redis.commands import FULL, Client, is_full
 from penstock.redis.connect import MIN_VERSION
 from penstock.redis.refusals import disk_trouble
-from penstock.text import redact
 
 #: Workers send a heartbeat twice a second; a worker whose record changes within this time is alive.
 BEAT_S = 1.5
@@ -51,25 +46,6 @@ def checks_of_run(client: Client, keys: Keys, models: Iterable[str]) -> list[tup
         ("weights", lambda: look_at_weights(client, keys, models)),
         ("workers", lambda: look_from_workers(client, keys)),
     ]
-
-
-def checks_of_machine(config: Config | None, folder: Path) -> list[tuple[str, Check]]:
-    """Return the checks of this machine. ``folder``: the run's; its disk is checked even if it does not exist yet."""
-    checks: list[tuple[str, Check]] = [("run's folder", lambda: [look_at_disk("run's folder", folder)])]
-    if config is None:
-        return [*checks, ("environments", lambda: [_no_config(folder)])]
-    return [
-        *checks,
-        ("packages", lambda: look_at_packages(config)),
-        ("jail", lambda: look_at_jail(config)),
-        ("engine", lambda: look_at_engine(config)),
-        ("gpus", lambda: look_at_gpus(config)),
-    ]
-
-
-def _no_config(folder: Path) -> Finding:
-    todo = "give --config FILE, or --directory of the runs, to check environments and GPUs too"
-    return Finding("environments", Level.WARNING, f"there is no configuration in {folder}", todo)
 
 
 # Redis
@@ -232,56 +208,6 @@ def look_from_workers(client: Client, keys: Keys) -> Iterator[Finding]:
         told = f"no report of what it can reach within {ANSWER_S:g} s"
         todo = f"run `penstock doctor` on {workers[name]}; a worker of an older release does not report"
         yield Finding(f"worker {name} on {workers[name]}", Level.WARNING, told, todo)
-
-
-# This machine
-
-
-def look_at_packages(config: Config) -> Iterator[Finding]:
-    """Check that the extras that this configuration needs are installed here."""
-    from penstock.console.launch.preflight import check_extras
-
-    yield passes("packages", lambda: check_extras(config), "all packages that the configuration needs are installed")
-
-
-def look_at_jail(config: Config) -> Iterator[Finding]:
-    """Report the jail for programs of answers; nothing if no reward runs one. Blocks for a second."""
-    from penstock.console.launch.preflight import runs_programs
-    from penstock.workers.rewards.jail.detect import check_jail
-
-    if not runs_programs(config):
-        return
-    try:
-        found = check_jail(config.reward)
-    except ConfigError as exc:
-        yield Finding("jail", Level.ERROR, str(exc))
-        return
-    if config.reward.jail.kind == "none":
-        todo = "set reward.jail.kind auto, unless this machine is a jail itself"
-        yield Finding("jail", Level.WARNING, "none: programs of answers may do what this user may", todo)
-    else:
-        yield Finding("jail", Level.OK, found)
-
-
-def look_at_engine(config: Config) -> Iterator[Finding]:
-    """Check that the engine's environment works, or the external engine answers. Blocks for seconds."""
-    from penstock.console.launch.preflight import check_engine
-    from penstock.protocol.engine_http import fetch
-
-    if (url := config.engine.url) is not None:
-        health = f"{url.rstrip('/')}/health"
-        yield passes("engine", lambda: fetch(health, timeout_s=5), f"the one at {redact(url)} answers")
-    else:
-        yield passes("engine", lambda: check_engine(config.engine.python), f"{config.engine.python} has sglang")
-
-
-def look_at_gpus(config: Config) -> Iterator[Finding]:
-    """Report GPUs visible to processes started here, and whether the trainer's device is one of them."""
-    from penstock.console.launch.trainable import check_device
-    from penstock.metrics.gpu_load import visible_gpus
-
-    found = visible_gpus()
-    yield passes("gpus", lambda: check_device(config), f"{', '.join(found)} visible" if found else "none, none needed")
 
 
 def _text(value: Any) -> str:

@@ -185,6 +185,6 @@ def test_a_run_that_is_over_is_no_error_and_its_masked_password_no_mistake(
     out = capsys.readouterr().out
     found = {one["what"]: one for one in json.loads(out)}
     assert (found["redis"]["level"], "Run demo is over (finished)" in found["redis"]["found"]) == ("warning", True)
-    assert [what for what, one in found.items() if one["level"] == "error"] == ["engine"]
+    assert [what for what, one in found.items() if one["level"] == "error"] == ["engine's interpreter"]
     assert found["run's folder"]["found"].startswith("runs/demo")
     assert "hush" not in out

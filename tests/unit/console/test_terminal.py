@@ -15,7 +15,7 @@ from penstock.console.launch.live import Live
 from penstock.console.terminal import print_json, say, table
 from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.waits import describe
-from penstock.records.causes import EngineStarting
+from penstock.records.worker_causes import EngineStarting
 from penstock.system import logs
 from tests.closed_pipe import run_without_a_reader
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.config.load import load_config
 from penstock.console.cli import check
 from penstock.console.cli import main as cli
-from penstock.console.launch import trial
+from penstock.console.launch import trials
 from penstock.errors import ConfigError
 from penstock.metrics.probes import Finding, Level
 
@@ -128,7 +128,7 @@ def test_what_a_reward_prints_is_no_part_of_what_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "check_data", lambda config: None)
-    monkeypatch.setattr(trial, "try_prompts", lambda *_: print("scoring") or [])
+    monkeypatch.setattr(trials, "try_prompts", lambda *_: print("scoring") or [])
     config = load_config(folder / "run.yaml", [])
     assert check._try(folder / "run.yaml", config, [], 1, as_json=True) == []
     assert capsys.readouterr() == ("", "scoring\n")

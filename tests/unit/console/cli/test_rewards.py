@@ -65,7 +65,7 @@ def test_a_table_shows_failures_by_name_and_their_sentence(tmp_path: Path, capsy
     told = capsys.readouterr()
     title, head, first, second, _, summary = told.out.splitlines()
     assert title == "scored"
-    assert head.split() == ["id", "prompt", "answer", "label", "then", "now", "info", "seconds"]
+    assert head.split() == ["id", "prompt", "response", "label", "then", "now", "failure", "info", "seconds"]
     assert "\x1b" not in first
     assert first.split()[4:6] == ["-", "7"]
     assert "reward_raised" in second

@@ -19,7 +19,8 @@ from penstock.console.web.curves import Uptime
 from penstock.consumers.grpo.rows import read_rows
 from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.waits import describe
-from penstock.records.causes import EngineStarting, NoPublication, VersionLoading
+from penstock.records.causes import NoPublication
+from penstock.records.worker_causes import EngineStarting, VersionLoading
 from tests.unit.console.read import test_why as why
 
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 import uvloop
 
-from penstock.console.launch.trial import until_stopped
+from penstock.console.launch.trials import until_stopped
 from penstock.system.user_code import Raised, bounded, run_through, staying_alive
 
 

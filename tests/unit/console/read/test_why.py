@@ -8,32 +8,32 @@ import pytest
 from penstock.console.read.why import chains
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.waits import describe
+from penstock.records.cause import EDGE, Cause, Unknown
 from penstock.records.causes import (
-    EDGE,
     REGISTRY,
     BatchNotCut,
-    Cause,
-    Circle,
     CohortUnfinished,
+    GateClosed,
+    GroupsMissing,
+    NoPublication,
+    TrainerAbsent,
+)
+from penstock.records.worker_causes import (
+    Circle,
     CrashSuspects,
     EngineRestarting,
     EngineStarting,
-    GateClosed,
-    GroupsMissing,
     LanePaused,
     LockHolderStalled,
     NoJobs,
     NoPart,
-    NoPublication,
     NoTrainer,
     PartGone,
     PartSilent,
     PartStarting,
     RedisFull,
     StepLong,
-    TrainerAbsent,
     TrainerGone,
-    Unknown,
     VersionLoading,
     VersionNotServed,
     VersionRefused,

@@ -9,7 +9,9 @@ from penstock.console.web.overview import PARTS, overview, place_of, place_of_ca
 from penstock.console.web.runs import Look
 from penstock.consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
-from penstock.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull
+from penstock.records.cause import Cause
+from penstock.records.causes import REGISTRY, GateClosed
+from penstock.records.worker_causes import LanePaused, NoPart, NoTrainer, RedisDiskFull
 from tests.reference.waits import sample
 from tests.unit.console.read import test_why as why
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.console.launch.reward_trial import of_run
+from penstock.console.launch.trials import of_run
 from penstock.console.read.evals import list_categories, list_evals, prompts_over_versions
 from penstock.consumers.history.retired import Retired
 from penstock.consumers.history.rows import rows_of
@@ -65,4 +65,4 @@ def test_T11_evaluations_count_an_answer_once(history: HistoryReader) -> None:
 def test_a_trial_of_rewards_leaves_out_a_sample_of_which_it_would_see_a_part() -> None:
     given = [SampleRow("d/0/0", k, part, answer="x", reward=1.0) for k, part in ((0, 0), (0, 1), (1, 0), (2, 0))]
 
-    assert [one.sample.k for one in of_run(given, None)] == [1, 2]
+    assert [one.k for one, _ in of_run(given, None)] == [1, 2]
