@@ -23,11 +23,13 @@ from penstock.protocol import scripts
 from penstock.protocol.gate import Room, read_rooms
 from penstock.protocol.scripts import Leadership, run
 from penstock.records import sample
-from penstock.records.causes import BatchTooLarge, Cause, CutRepeated, NoLossTokens, RecordUnreadable, ledger
+from penstock.records.cause import Cause, ledger
+from penstock.records.causes import BatchTooLarge, CutRepeated, NoLossTokens
 from penstock.records.codec import MAX_RECORD_BYTES, count_of
 from penstock.records.disposal import Disposal
 from penstock.records.keys import Keys
 from penstock.records.manifest import Manifest
+from penstock.records.worker_causes import RecordUnreadable
 from penstock.redis.commands import Client
 from penstock.system.garbage_collection import collecting_later
 

@@ -20,10 +20,10 @@ from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import MAX_BATCH_SAMPLES, Unit
 from penstock.names import Lane
 from penstock.protocol.staleness import Policy, remaining_batches
+from penstock.records.cause import Cause
 from penstock.records.causes import (
     BatchTooLarge,
     BatchUncommitted,
-    Cause,
     CohortNotAdmitted,
     CohortSkipped,
     CohortUnfinished,

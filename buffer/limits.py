@@ -11,8 +11,8 @@ from penstock.buffer.payload_servers import Away
 from penstock.buffer.subscription import Subscription
 from penstock.buffer.view import View
 from penstock.config.subscription import Unit
+from penstock.records.cause import Cause
 from penstock.records.causes import (
-    Cause,
     DataUsedUp,
     FilterFailing,
     FilterUnknown,

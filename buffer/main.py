@@ -35,10 +35,10 @@ from penstock.protocol import scripts
 from penstock.protocol.presence import Attendance
 from penstock.protocol.scripts import Leadership, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting, Waiting
-from penstock.records.causes import LeaseHeld, RecordUnreadable, ServerAway
 from penstock.records.codec import count_of, name_shown
 from penstock.records.keys import Keys
 from penstock.records.record import readable
+from penstock.records.worker_causes import LeaseHeld, RecordUnreadable, ServerAway
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control

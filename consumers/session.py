@@ -38,7 +38,8 @@ from penstock.metrics.server import Exporter
 from penstock.protocol import scripts
 from penstock.protocol.memory_control import TAGS, change, check_tags, revive, watch
 from penstock.protocol.presence import WorkerPresence, live_workers
-from penstock.records.causes import Cause, user_wait
+from penstock.records.cause import Cause
+from penstock.records.causes import user_wait
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.system.extras import needed

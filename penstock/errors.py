@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.records.causes import Cause
+    from penstock.records.cause import Cause
 
 #: Exit codes of commands and parts.
 EXIT_ERROR = 1

@@ -47,19 +47,12 @@ from penstock.protocol.gate import read_gates, read_rooms
 from penstock.protocol.presence import Attendance
 from penstock.protocol.scripts import Admission, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import (
-    Cause,
-    DataExhausted,
-    GateClosed,
-    NoDrivingTrainer,
-    NoPublication,
-    RecordUnreadable,
-    RedisEvicts,
-    RedisFull,
-)
+from penstock.records.cause import Cause
+from penstock.records.causes import DataExhausted, GateClosed, NoDrivingTrainer, NoPublication
 from penstock.records.codec import count_of
 from penstock.records.job import Job
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import RecordUnreadable, RedisEvicts, RedisFull
 from penstock.redis.call import evicting_policy
 from penstock.redis.commands import Client, is_full
 from penstock.redis.connect import connect_blocking

@@ -19,9 +19,9 @@ from penstock.errors import EngineError, PublishError
 from penstock.model.folder import read_eos_token_ids, read_vocab_size
 from penstock.model.pictures import Images
 from penstock.protocol.presence import EnginePresence
-from penstock.records.causes import EngineStarting
 from penstock.records.publication import Publication
 from penstock.records.sample import LogprobKind
+from penstock.records.worker_causes import EngineStarting
 
 #: Interval of aborts: one that overtakes its request has no effect, so it is repeated until every request has returned.
 ABORT_AGAIN_S = 0.05

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from penstock.errors import EngineError
 from penstock.names import Lane
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
+from penstock.records.worker_causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.system.restarts import Restarts
 from penstock.text import shorten_reason
 from penstock.workers.jobs.held_job import HeldJob

@@ -11,8 +11,8 @@ from penstock.metrics.probes import ASKED, Responder
 from penstock.protocol import scripts
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.waits import MOMENT_S, Waiting
-from penstock.records.causes import EngineSilent
 from penstock.records.codec import pack
+from penstock.records.worker_causes import EngineSilent
 from penstock.system.keeper import started_pid
 from penstock.text import redact
 from penstock.workers.jobs.held_job import HeldJob

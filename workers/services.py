@@ -10,11 +10,11 @@ from penstock.config import Config
 from penstock.model.tokenizer import Tokenizer
 from penstock.protocol import scripts
 from penstock.protocol.presence import GpuLoad
-from penstock.records.causes import EngineRestarting
 from penstock.records.job import JobState
 from penstock.records.keys import Keys
 from penstock.records.publication import publication_id
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import EngineRestarting
 from penstock.redis.control import AsyncControl
 from penstock.workers.agents.agents import Agents
 from penstock.workers.engine import Engine, Segment

@@ -15,7 +15,7 @@ from penstock.errors import EngineError
 
 if TYPE_CHECKING:
     from penstock.protocol.presence import WorkerPresence
-    from penstock.records.causes import Cause
+    from penstock.records.cause import Cause
 
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
 

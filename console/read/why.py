@@ -15,17 +15,15 @@ from typing import Any
 from penstock.console.read.parts import only_evaluates
 from penstock.protocol.presence import SILENT_S, WorkerPresence, WorkerState
 from penstock.protocol.waits import describe
-from penstock.records.causes import (
-    EDGE,
-    About,
-    Cause,
+from penstock.records.cause import EDGE, About, Cause, Part
+from penstock.records.causes import decode
+from penstock.records.worker_causes import (
     Circle,
     CrashSuspects,
     JobsDelayed,
     LanePaused,
     NoPart,
     NoTrainer,
-    Part,
     PartGone,
     PartSilent,
     PartStarting,
@@ -33,7 +31,6 @@ from penstock.records.causes import (
     TrainerGone,
     WorkerSick,
     Working,
-    decode,
 )
 
 #: A step is long after so many seconds, and so many times the duration of the step before.

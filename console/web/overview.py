@@ -13,7 +13,8 @@ from penstock.protocol.gate import Room
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
 from penstock.protocol.snapshot import jobs_to_train, main_trainer
 from penstock.protocol.tokens import ledgers_of, of_training
-from penstock.records.causes import Cause, Working
+from penstock.records.cause import Cause
+from penstock.records.worker_causes import Working
 
 # The parts of a run as a graph: their state, what they wait for, and the flows between them.
 #

@@ -15,9 +15,9 @@ from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups
 from penstock.protocol.position import read_count
-from penstock.records.causes import RedisFull
 from penstock.records.codec import count_of, name_in, name_shown
 from penstock.records.job import Job, JobState
+from penstock.records.worker_causes import RedisFull
 from penstock.redis.commands import Client
 
 #: Jobs admitted per verb.

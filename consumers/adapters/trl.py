@@ -31,7 +31,8 @@ from penstock.consumers.adapters.requests import Requests
 from penstock.consumers.adapters.rows import RowArrays, label, plain
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
-from penstock.records.causes import Cause, RanksAbsent, decode
+from penstock.records.cause import Cause
+from penstock.records.causes import RanksAbsent, decode
 from penstock.records.codec import pack, unpack
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from penstock.consumers.metrics.steps import StepRecorder, steps_file
 from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.subscription.evaluation import Evaluations
 from penstock.errors import ConfigError, PenstockError, ProtocolError
-from penstock.records.causes import Cause
+from penstock.records.cause import Cause
 from penstock.records.manifest import Row
 
 

@@ -38,11 +38,11 @@ from penstock.protocol import scripts
 from penstock.protocol.presence import Attendance
 from penstock.protocol.scripts import Recording, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import LeaseHeld
 from penstock.records.codec import count_shown, name_shown
 from penstock.records.job import Job, tries_of
 from penstock.records.keys import Keys
 from penstock.records.sample_meta import SampleMeta
+from penstock.records.worker_causes import LeaseHeld
 from penstock.redis.commands import Client, Entry, is_full
 from penstock.redis.control import Control
 from penstock.system.disk import until_room

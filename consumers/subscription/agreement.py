@@ -12,7 +12,8 @@ from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.waits import Waiting, read_waits
-from penstock.records.causes import FileUnwritable, RanksAbsent, RoomOnDisk, WeightsUnwritten
+from penstock.records.causes import FileUnwritable, RanksAbsent
+from penstock.records.worker_causes import RoomOnDisk, WeightsUnwritten
 
 #: Seconds between two reads of the others' words; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.02

@@ -17,9 +17,10 @@ from penstock.consumers.subscription.rank import Seat
 from penstock.errors import ConfigError, DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.position import read_count
 from penstock.protocol.waits import Waiting, read_wait
-from penstock.records.causes import BatchNotCut, NotReported
+from penstock.records.causes import BatchNotCut
 from penstock.records.keys import Keys
 from penstock.records.manifest import Manifest
+from penstock.records.worker_causes import NotReported
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control

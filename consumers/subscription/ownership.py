@@ -16,9 +16,11 @@ from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTi
 from penstock.protocol import scripts
 from penstock.protocol.position import read_count
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import Cause, LeaseHeld, RankNotJoined, RoleNotStarted
+from penstock.records.cause import Cause
+from penstock.records.causes import RankNotJoined, RoleNotStarted
 from penstock.records.codec import name_shown
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import LeaseHeld
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
 

@@ -25,9 +25,9 @@ from penstock.protocol import scripts
 from penstock.protocol.presence import FRESH_S, live_workers
 from penstock.protocol.scripts import loading_of
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import WeightsUnwritten
 from penstock.records.keys import Keys
 from penstock.records.publication import Whole
+from penstock.records.worker_causes import WeightsUnwritten
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
 from penstock.text import format_exc

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.protocol.presence import WorkerPresence, WorkerState, live_workers, read_workers
 from penstock.protocol.scripts import Call, script
-from penstock.records.causes import Cause, EngineNotBack, WorkerNotFollowing
+from penstock.records.cause import Cause
+from penstock.records.causes import EngineNotBack, WorkerNotFollowing
 from penstock.records.keys import Keys
 from penstock.records.record import Record
 from penstock.redis.control import Control

@@ -16,7 +16,7 @@ from penstock.protocol.scripts import ready_groups, run
 from penstock.protocol.tokens import tokens_of
 from penstock.protocol.user_failures import parse_pauses
 from penstock.protocol.waits import describe, waits_in
-from penstock.records.causes import Cause, RedisDiskFull, RedisEvicts
+from penstock.records.cause import Cause
 from penstock.records.codec import (
     count_shown,
     name_in,
@@ -27,6 +27,7 @@ from penstock.records.codec import (
 )
 from penstock.records.keys import GROUP, Keys
 from penstock.records.record import readable
+from penstock.records.worker_causes import RedisDiskFull, RedisEvicts
 from penstock.redis.call import evicting_policy, loss
 from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble, is_lost

@@ -10,7 +10,8 @@ from typing import Any
 
 from penstock.protocol.presence import GONE_S, WorkerPresence, parse_workers
 from penstock.protocol.scripts import note, run
-from penstock.records.causes import Cause, decode
+from penstock.records.cause import Cause
+from penstock.records.causes import decode
 from penstock.records.codec import count_in, name_shown, number_in, pack, unpack_map
 from penstock.records.keys import Keys
 from penstock.records.record import readable

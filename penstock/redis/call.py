@@ -11,8 +11,8 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
 from penstock.names import LANES
-from penstock.records.causes import RedisFull, RedisKeysLost
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import RedisFull, RedisKeysLost
 from penstock.redis.commands import AsyncClient, Client, Encodable
 from penstock.redis.lua_scripts import verb_text
 from penstock.redis.refusals import RECOVERY, KeysLost, is_demoted, is_wrong_type, passing

@@ -27,7 +27,7 @@ from redis.sentinel import MasterNotFoundError
 
 from penstock.config import sentinel
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLost, QueueRefused, QueueUnavailable
-from penstock.records.causes import RedisFull
+from penstock.records.worker_causes import RedisFull
 from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.refusals import AsyncParser, DiskRefused, KeysLost, NamingRedis, Parser
 from penstock.text import know_url, redact

@@ -15,7 +15,7 @@ from redis.connection import DefaultParser
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from penstock.errors import PenstockError, ProtocolError, QueueLost, QueueUnavailable
-from penstock.records.causes import RedisKeysLost
+from penstock.records.worker_causes import RedisKeysLost
 from penstock.redis.commands import Client
 from penstock.text import safe_repr
 

@@ -20,7 +20,9 @@ from typing import TypeVar
 import xxhash
 
 from penstock.errors import DiskFull
-from penstock.records.causes import Cause, FileUnwritable, RoomOnDisk
+from penstock.records.cause import Cause
+from penstock.records.causes import FileUnwritable
+from penstock.records.worker_causes import RoomOnDisk
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

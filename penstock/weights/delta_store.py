@@ -24,7 +24,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from penstock.errors import ConfigError, PublishError
-from penstock.records.causes import Cause, ObjectStoreFailing
+from penstock.records.cause import Cause
+from penstock.records.causes import ObjectStoreFailing
 from penstock.system.disk import fsync, is_full
 from penstock.system.stop import pause_s
 from penstock.weights.delta_format import link_or_copy

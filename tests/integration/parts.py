@@ -23,7 +23,7 @@ from penstock.producer.main import Producer
 from penstock.protocol import scripts
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import read_waits
-from penstock.records.causes import Cause
+from penstock.records.cause import Cause
 from penstock.records.codec import pack
 from penstock.records.job import Job
 from penstock.records.keys import Keys

@@ -17,11 +17,11 @@ import redis
 from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run
-from penstock.records.causes import AgentAwaited
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import AgentAwaited
 from penstock.weights.serving import token_of
 from tests.integration import oracle, play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine

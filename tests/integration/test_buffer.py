@@ -20,18 +20,11 @@ from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import (
-    CohortUnfinished,
-    GroupsDue,
-    GroupsMissing,
-    LeaseHeld,
-    NoJobs,
-    NoPublication,
-    RedisFull,
-)  # fmt: skip
+from penstock.records.causes import CohortUnfinished, GroupsDue, GroupsMissing, NoPublication
 from penstock.records.codec import pack
 from penstock.records.job import Job
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import LeaseHeld, NoJobs, RedisFull
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

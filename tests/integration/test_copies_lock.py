@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.records.causes import FolderLocked
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import FolderLocked
 from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights import machine_lock, version_folders
 from penstock.workers.weights.local_copies import LocalCopies

@@ -17,8 +17,8 @@ from penstock.errors import PublishError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import run
-from penstock.records.causes import VersionSetAside
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import VersionSetAside
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

@@ -13,9 +13,9 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.console.cli.main import execute
-from penstock.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

@@ -15,9 +15,9 @@ from penstock.consumers.subscription.evaluation_reader import EvaluationReader
 from penstock.errors import PenstockError
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run
-from penstock.records.causes import EvaluationRunning
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import EvaluationRunning
 from penstock.workers.sglang import server_info
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

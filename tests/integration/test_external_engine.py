@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from penstock.config import Config, ModelConfig
-from penstock.records.causes import VersionRefused
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import VersionRefused
 from penstock.redis.server import RedisServer
 from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.valves import Valves

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.records.causes import FolderLocked
+from penstock.records.worker_causes import FolderLocked
 from penstock.workers.weights import download, machine_lock
 from penstock.workers.weights.version_folders import VersionFolders
 from tests.integration.fetch_parts import Version

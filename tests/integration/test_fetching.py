@@ -22,9 +22,10 @@ from penstock.config import Config
 from penstock.consumers.weights import static_files
 from penstock.consumers.weights.static_files import StaticFiles
 from penstock.errors import PublishError
-from penstock.records.causes import Cause, WeightsFetched
+from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Offer
+from penstock.records.worker_causes import WeightsFetched
 from penstock.redis.server import RedisServer
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest
 from penstock.weights.serving import object_name

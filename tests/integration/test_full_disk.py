@@ -13,8 +13,8 @@ from penstock.config import ModelConfig
 from penstock.console.cli.main import execute
 from penstock.consumers.trainer import Trainer
 from penstock.protocol.audit import audit
-from penstock.records.causes import RedisDiskFull, RoomOnDisk
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import RedisDiskFull, RoomOnDisk
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until, waits
 from tests.integration.small_disk import SmallDisk, small_disk

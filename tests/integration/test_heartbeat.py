@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from penstock.config import Config, ModelConfig
-from penstock.records.causes import EventLoopStuck
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import EventLoopStuck
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

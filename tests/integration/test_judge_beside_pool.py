@@ -8,8 +8,8 @@ import redis
 
 from penstock.config import Config
 from penstock.protocol import snapshot
-from penstock.records.causes import ServiceCalled
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import ServiceCalled
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import Make

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from penstock.config import Config
-from penstock.records.causes import ServiceCalled
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import ServiceCalled
 from tests.integration import judged, play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import admit, all_in, is_blocked, job, metas, tended, until, working

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from penstock.config import Config
 from penstock.consumers.weights.write import write_weights
-from penstock.records.causes import WeightsUnwritten
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication, Whole
+from penstock.records.worker_causes import WeightsUnwritten
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import admit, all_in, is_blocked, job, publish, until, working
 

@@ -14,8 +14,8 @@ from penstock.console.cli.inspect import register
 from penstock.console.cli.main import app
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, PublishError, WaitTimeout
-from penstock.records.causes import MemoryOffloaded
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import MemoryOffloaded
 from penstock.redis.server import RedisServer
 from tests.integration import worker_play
 from tests.integration.test_transfers import expected, load

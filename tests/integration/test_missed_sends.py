@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from penstock.consumers.trainer import Trainer
-from penstock.records.causes import WeightsUnwritten
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import WeightsUnwritten
 from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.held_disk import Disk, disk

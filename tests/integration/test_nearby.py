@@ -9,9 +9,9 @@ import redis
 
 from penstock.consumers.weights.static_files import StaticFiles
 from penstock.protocol.waits import PublishedWaiting, read_waits
-from penstock.records.causes import FolderLocked
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import FolderLocked
 from penstock.redis.server import RedisServer
 from penstock.workers.services import Tally
 from penstock.workers.weights.store import WeightStore

@@ -11,9 +11,9 @@ import redis
 from penstock.config import Config
 from penstock.protocol.memory_control import MemoryWish, wish
 from penstock.protocol.scripts import run, version_field
-from penstock.records.causes import CohortRunning, VersionDraining
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import CohortRunning, VersionDraining
 from penstock.workers.weights import loop
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import matches, waits

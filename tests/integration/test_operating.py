@@ -9,11 +9,12 @@ import redis
 from penstock.names import Lane
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.scripts import run
-from penstock.records.causes import BatchNotCut, GroupsMissing, NoJobs
+from penstock.records.causes import BatchNotCut, GroupsMissing
 from penstock.records.codec import pack
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import NoJobs
 from penstock.workers.fleet.state import read_wanted, write_state
 from tests.integration import play
 from tests.integration.parts import wait_record

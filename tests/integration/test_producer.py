@@ -18,9 +18,10 @@ from penstock.producer.offers import Evaluations
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import ensure_lanes, run
-from penstock.records.causes import GateClosed, NoDrivingTrainer, NoPublication, RedisFull
+from penstock.records.causes import GateClosed, NoDrivingTrainer, NoPublication
 from penstock.records.job import Job
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import RedisFull
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -18,8 +18,9 @@ from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout, WeightsNotFinite
 from penstock.protocol.waits import read_waits
-from penstock.records.causes import RankPublishing, RanksAbsent, RoomOnDisk
+from penstock.records.causes import RankPublishing, RanksAbsent
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import RoomOnDisk
 from penstock.redis.server import RedisServer
 from penstock.system.disk import until_room
 from tests.integration.parts import PATIENCE_S, kill, make_config, until, until_waits

@@ -24,11 +24,11 @@ from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import Judged, Leadership, RawLease, run
 from penstock.protocol.waits import read_waits
-from penstock.records.causes import RoomOnDisk
 from penstock.records.disposal import Disposal
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import RoomOnDisk
 from penstock.redis.server import RedisServer
 from penstock.system.run_folder import RunFolder
 from tests.integration import play

@@ -7,8 +7,9 @@ import redis
 
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, WaitTimeout
-from penstock.records.causes import GroupsMissing, NotReported
+from penstock.records.causes import GroupsMissing
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import NotReported
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration.parts import Player, admit, buffering, make_config, publish, until_waits

@@ -19,10 +19,10 @@ from penstock.consumers.weights.claim import claimed
 from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.presence import WorkerPresence
-from penstock.records.causes import RoomOnDisk, WeightsUnwritten
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import RoomOnDisk, WeightsUnwritten
 from penstock.redis.server import RedisServer
 from tests.integration.held_disk import Disk, disk
 from tests.integration.parts import (

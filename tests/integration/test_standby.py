@@ -13,8 +13,8 @@ import redis
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.protocol.audit import audit
-from penstock.records.causes import LeaseHeld
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import LeaseHeld
 from penstock.redis.server import RedisServer
 from tests.integration.parts import Player, admit, jobs_of, make_config, publish, step, until, until_waits
 from tests.integration.test_buffer_kills import spawn

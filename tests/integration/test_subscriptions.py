@@ -19,15 +19,10 @@ from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import run
 from penstock.protocol.subs import drop_subscription, list_subscriptions, set_subscription
-from penstock.records.causes import (
-    BatchUncommitted,
-    GateClosed,
-    GroupsMissing,
-    RecordUnreadable,
-    TrainerAbsent,
-)
+from penstock.records.causes import BatchUncommitted, GateClosed, GroupsMissing, TrainerAbsent
 from penstock.records.disposal import Disposal
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import RecordUnreadable
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

@@ -10,8 +10,8 @@ import redis
 from penstock.config import Config
 from penstock.names import TEACHER_LOGPROBS
 from penstock.payloads import sides
-from penstock.records.causes import ServiceCalled
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import ServiceCalled
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import matches

@@ -21,16 +21,10 @@ from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import run
-from penstock.records.causes import (
-    BatchNotCut,
-    GroupsMissing,
-    LeaseHeld,
-    RankNotJoined,
-    RanksAbsent,
-    RewindUnpublished,
-)
+from penstock.records.causes import BatchNotCut, GroupsMissing, RankNotJoined, RanksAbsent, RewindUnpublished
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import LeaseHeld
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

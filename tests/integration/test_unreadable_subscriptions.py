@@ -12,8 +12,8 @@ from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.gate import read_rooms
 from penstock.protocol.scripts import run
-from penstock.records.causes import RecordUnreadable
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import RecordUnreadable
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, make_config, producing, until, until_waits

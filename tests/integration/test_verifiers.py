@@ -24,10 +24,11 @@ from penstock.config import Config
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol import snapshot
 from penstock.protocol.waits import PublishedWaiting, Waiting, read_waits
-from penstock.records.causes import Cause, ChecksRunning, NoVerifiers
+from penstock.records.cause import Cause
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import ChecksRunning, NoVerifiers
 from penstock.redis.server import RedisServer
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.pool import client as checks

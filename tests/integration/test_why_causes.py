@@ -16,27 +16,23 @@ from penstock.names import Lane
 from penstock.protocol import scripts, snapshot, user_failures
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.scripts import note, run
-from penstock.records.causes import (
-    BatchNotCut,
-    Cause,
+from penstock.records.cause import Cause
+from penstock.records.causes import BatchNotCut, GateClosed, GroupsMissing, JobsFailing, PayloadServersAway
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.worker_causes import (
     CrashSuspects,
     EngineCrashLoop,
     EngineRestarting,
     EngineSilent,
-    GateClosed,
-    GroupsMissing,
-    JobsFailing,
     LanePaused,
     NoJobs,
     NoPart,
     PartGone,
-    PayloadServersAway,
     RedisDiskFull,
     RedisFull,
     TrainerGone,
 )
-from penstock.records.codec import pack
-from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.parts import matches, wait_record
 

@@ -21,17 +21,17 @@ from redis.exceptions import ConnectionError as LostConnection
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run
-from penstock.records.causes import (
+from penstock.records.causes import NoPublication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.worker_causes import (
     CodeCalled,
     CohortRunning,
     EngineSilent,
-    NoPublication,
     RedisFull,
     VersionDraining,
     VersionRefused,
 )
-from penstock.records.keys import Keys
-from penstock.records.publication import Publication
 from penstock.workers.main import Worker
 from penstock.workers.weights import loop
 from penstock.workers.weights.select import View

@@ -16,7 +16,7 @@ from penstock.config import Config, ModelConfig
 from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run
-from penstock.records.causes import Cause
+from penstock.records.cause import Cause
 from penstock.records.codec import unpack
 from penstock.records.job import Job
 from penstock.records.keys import Keys

@@ -41,7 +41,7 @@ from penstock.protocol.gate import read_rooms
 from penstock.protocol.pass_rate import read_prompt_rate
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
-from penstock.records.causes import Cause
+from penstock.records.cause import Cause
 from penstock.records.disposal import Disposal
 from penstock.records.keys import Keys
 from penstock.records.manifest import Manifest

@@ -1,4 +1,4 @@
-"""Write docs/internals/waits.md, with every cause of a wait by kind, from penstock/records/causes.py.
+"""Write docs/internals/waits.md, with every cause of a wait by kind, from penstock/records.
 
 ``python -m tests.reference.waits FILE`` writes the page (``make reference``); a test keeps it current.
 """
@@ -6,7 +6,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from penstock.records.causes import EDGE, END, REGISTRY, WORK, Cause, Unknown, field_names
+from penstock.records.cause import EDGE, END, WORK, Cause, Unknown, field_names
+from penstock.records.causes import REGISTRY
 from tests.reference import write
 
 _HEAD = """# Waits
@@ -17,7 +18,7 @@ prints each as a sentence. `penstock status`, `penstock top` and the page show t
 while sentences may change. A cause of another version of penstock is shown by its name with its fields.
 
 The clock of a wait belongs to its name and its **subject**: other values of these fields restart it, the others do not.
-`penstock/records/causes.py` has the sentences; this page is made from it by `make reference`.
+`penstock/records/causes.py` and `worker_causes.py` have the sentences; this page is made from them by `make reference`.
 """
 
 _KINDS = {

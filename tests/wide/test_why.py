@@ -23,21 +23,20 @@ from penstock.config import ModelConfig
 from penstock.console.cli.main import execute
 from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError, WaitTimeout
-from penstock.records.causes import (
-    Cause,
+from penstock.records.cause import Cause
+from penstock.records.causes import JobsFailing, PayloadServersAway
+from penstock.records.publication import Publication
+from penstock.records.worker_causes import (
     CrashSuspects,
     EngineCrashLoop,
     EngineSilent,
-    JobsFailing,
     LanePaused,
     NoPart,
     PartGone,
-    PayloadServersAway,
     RedisDiskFull,
     RedisFull,
     TrainerGone,
 )
-from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import kill, until
 from tests.integration.small_disk import SmallDisk, small_disk

@@ -15,9 +15,11 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.snapshot import snapshot
-from penstock.records.causes import Cause, GateClosed, LanePaused, NoPart, PartGone, PartStarting, TrainerGone
+from penstock.records.cause import Cause
+from penstock.records.causes import GateClosed
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import LanePaused, NoPart, PartGone, PartStarting, TrainerGone
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import fake

@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.errors import EpisodeMoved, EpisodeSuperseded
 from penstock.protocol.episode_key import EpisodeKey, make_key
-from penstock.records.causes import AgentAwaited
 from penstock.records.sample import FinishReason, Sample
+from penstock.records.worker_causes import AgentAwaited
 from penstock.workers.agents.chat import ChatTemplate
 from penstock.workers.agents.episode import AgentEpisode, Turn
 from penstock.workers.agents.model_chat import ModelChat

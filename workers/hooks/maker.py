@@ -22,10 +22,10 @@ from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, as_list, begun, reward_of
 from penstock.model.tokenizer import Tokenizer
 from penstock.names import Lane
-from penstock.records.causes import CodeCalled
 from penstock.records.codec import copy_plain
 from penstock.records.job import Job, JobFailure
 from penstock.records.sample import MAX_PARTS, Drawn, Sample
+from penstock.records.worker_causes import CodeCalled
 from penstock.text import safe_repr
 from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.engine import Engine

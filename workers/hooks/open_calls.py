@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import HookError
-from penstock.records.causes import AgentAwaited, CodeCalled, ServiceCalled
 from penstock.records.job import JobFailure
+from penstock.records.worker_causes import AgentAwaited, CodeCalled, ServiceCalled
 from penstock.system.user_code import Raised, bounded, in_thread
 
 Call = AgentAwaited | CodeCalled | ServiceCalled

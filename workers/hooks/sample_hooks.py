@@ -8,9 +8,9 @@ from penstock.errors import HookError
 from penstock.hooks.signatures import Hook, load_hook
 from penstock.hooks.slime import PartRewards, args_of, as_list, reward_of, seen
 from penstock.names import Lane
-from penstock.records.causes import CodeCalled
 from penstock.records.job import JobFailure
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import CodeCalled
 from penstock.text import safe_repr
 from penstock.workers.hooks.open_calls import called
 from penstock.workers.hooks.read_back import field_of, read_mask, read_seen

@@ -23,10 +23,12 @@ from penstock.payloads import sides
 from penstock.protocol import scripts
 from penstock.protocol.scripts import Call, Committed
 from penstock.protocol.waits import MOMENT_S, Waiting
-from penstock.records.causes import Cause, PayloadServersAway, RedisFull
+from penstock.records.cause import Cause
+from penstock.records.causes import PayloadServersAway
 from penstock.records.keys import CONTROL, Keys
 from penstock.records.sample import Drawn, Sample
 from penstock.records.sample_meta import MAX_META_BYTES, SampleMeta
+from penstock.records.worker_causes import RedisFull
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl, raise_passing
 from penstock.workers.jobs.payload_stores import PayloadStores

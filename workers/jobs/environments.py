@@ -28,9 +28,9 @@ from typing import NoReturn, Protocol, TypeVar
 from penstock.config import Config
 from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
 from penstock.names import AGENT
-from penstock.records.causes import CodeCalled
 from penstock.records.job import Job
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import CodeCalled
 from penstock.system.user_code import Raised, bounded, find, has_parameter
 from penstock.text import format_exc, safe_repr, utf8_safe
 from penstock.workers.hooks.open_calls import CODE, calling

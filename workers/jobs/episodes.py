@@ -13,9 +13,9 @@ from itertools import groupby
 from typing import Any
 
 from penstock.errors import EnvironmentRaised, EnvironmentTimeout, ProtocolError
-from penstock.records.causes import CodeCalled, EnvironmentCall
 from penstock.records.codec import pack, unpack
 from penstock.records.sample import FinishReason, Sample
+from penstock.records.worker_causes import CodeCalled, EnvironmentCall
 from penstock.text import format_exc, safe_repr
 from penstock.workers.jobs.environments import Environment, Observation, checked, step, within
 

@@ -13,10 +13,10 @@ from penstock.errors import ConfigError, EngineError
 from penstock.model.pictures import Pictures
 from penstock.model.tokenizer import Tokenizer
 from penstock.names import ROUTED_EXPERTS
-from penstock.records.causes import CodeCalled, EnvironmentCall
 from penstock.records.job import Job
 from penstock.records.publication import is_abandoned
 from penstock.records.sample import MAX_PARTS, MAX_PAUSES, Drawn, FinishReason, Sample, SampleStatus
+from penstock.records.worker_causes import CodeCalled, EnvironmentCall
 from penstock.text import safe_repr
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
 from penstock.workers.jobs.environments import Environment, Observation, step

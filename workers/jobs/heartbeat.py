@@ -23,8 +23,8 @@ from functools import partial
 from penstock.errors import QueueUnavailable
 from penstock.protocol import scripts
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import EventLoopStuck
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import EventLoopStuck
 from penstock.redis.control import Control
 
 log = logging.getLogger(__name__)

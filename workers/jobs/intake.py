@@ -12,7 +12,9 @@ from penstock.errors import QueueFull
 from penstock.names import LANES, new_token
 from penstock.protocol import scripts
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import Cause, EngineRestarting, NoJobs, NoPublication
+from penstock.records.cause import Cause
+from penstock.records.causes import NoPublication
+from penstock.records.worker_causes import EngineRestarting, NoJobs
 from penstock.redis.control import AsyncControl
 from penstock.workers.jobs.held_job import HeldJobs
 from penstock.workers.services import Services

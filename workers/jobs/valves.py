@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
-from penstock.records.causes import Cause, MemoryWanted, VersionDraining
+from penstock.records.cause import Cause
+from penstock.records.worker_causes import MemoryWanted, VersionDraining
 
 #: Number of past closings a valve remembers.
 MAX_CLOSINGS = 256

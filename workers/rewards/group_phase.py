@@ -16,7 +16,8 @@ from penstock.errors import ConfigError, LeaseLost, PayloadError, ProtocolError
 from penstock.payloads.sides import key_of
 from penstock.protocol import scripts
 from penstock.protocol.scripts import Committed, RawLease
-from penstock.records.causes import Cause, PayloadServersAway
+from penstock.records.cause import Cause
+from penstock.records.causes import PayloadServersAway
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import FinishReason, Sample, SampleStatus

@@ -13,10 +13,10 @@ from penstock.errors import RewardError
 from penstock.hooks.signatures import check_hook, is_async
 from penstock.hooks.slime import seen
 from penstock.names import Lane
-from penstock.records.causes import CodeCalled
 from penstock.records.codec import pack
 from penstock.records.job import Job, JobFailure
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import CodeCalled
 from penstock.system.user_code import bounded, find_function
 from penstock.text import format_exc, safe_repr
 from penstock.workers.hooks.draws import Repeats

@@ -23,9 +23,9 @@ from penstock.errors import ConfigError, RewardError
 from penstock.hooks.slime import PartRewards
 from penstock.names import PART_REWARDS, STEP_REWARDS, Lane
 from penstock.payloads.format import are_step_rewards
-from penstock.records.causes import CodeCalled
 from penstock.records.job import Job, JobFailure
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import CodeCalled
 from penstock.system.user_code import bounded
 from penstock.text import MASK, safe_repr
 from penstock.workers.hooks.draws import Repeats

@@ -9,8 +9,8 @@ import logging
 import random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.records.causes import ServiceCalled
 from penstock.records.job import JobFailure
+from penstock.records.worker_causes import ServiceCalled
 from penstock.text import format_exc, redact, safe_repr
 from penstock.workers.hooks.open_calls import calling, note_trouble
 

@@ -11,9 +11,9 @@ from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
 from penstock.model.folder import read_config
 from penstock.names import ROUTED_EXPERTS
-from penstock.records.causes import EngineStarting
 from penstock.records.publication import Publication
 from penstock.records.sample import LogprobKind
+from penstock.records.worker_causes import EngineStarting
 from penstock.system.out_of_memory import engine_advice
 from penstock.text import redact, safe_repr
 from penstock.workers.sglang import server as servers

@@ -14,7 +14,7 @@ import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
-from penstock.records.causes import EngineStarting
+from penstock.records.worker_causes import EngineStarting
 from penstock.system.out_of_memory import engine_advice
 from penstock.system.processes import Child, free_port
 from penstock.workers.sglang.args import build_command, build_environment, check_python, lacks_sglang

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
-from penstock.records.causes import VersionDraining, VersionLoading
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import VersionDraining, VersionLoading
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, NotBegun, Partial, Receive
 from penstock.workers.jobs.valves import Valves
 

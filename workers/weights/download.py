@@ -23,9 +23,10 @@ from yarl import URL
 from penstock.config import Config
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.scripts import OFFER_EVERY_S, read_offer
-from penstock.records.causes import Cause, VersionNotServed, WeightsFetched
+from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import VersionNotServed, WeightsFetched
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import fsync, is_full, remove
 from penstock.text import format_exc

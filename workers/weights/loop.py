@@ -18,9 +18,9 @@ from penstock.errors import EngineDied, EngineError, ProtocolError, PublishError
 from penstock.protocol.memory_control import parse_wish
 from penstock.protocol.scripts import note, translate
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import MemoryOffloaded, VersionRefused, VersionRetried, VersionSetAside
 from penstock.records.codec import pack
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import MemoryOffloaded, VersionRefused, VersionRetried, VersionSetAside
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from penstock.text import MAX_SAID, shorten_reason, utf8_safe

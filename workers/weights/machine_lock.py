@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.records.causes import Cause, FolderLocked, LockHolderStalled, process_name
+from penstock.records.cause import Cause
+from penstock.records.worker_causes import FolderLocked, LockHolderStalled, process_name
 from penstock.system.disk import FULL, own_file
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.memory_control import MemoryWish, check_tags
-from penstock.records.causes import MemoryOffloaded, MemoryWanted
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import MemoryOffloaded, MemoryWanted
 from penstock.workers.services import Services
 from penstock.workers.weights.apply import Policy, return_all
 

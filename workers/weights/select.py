@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import TypeAlias
 
-from penstock.records.causes import Cause, CohortRunning, EvaluationRunning, WeightsUnwritten
+from penstock.records.cause import Cause
 from penstock.records.publication import Publication, publication_id
+from penstock.records.worker_causes import CohortRunning, EvaluationRunning, WeightsUnwritten
 
 
 class Purpose(StrEnum):

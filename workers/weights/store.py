@@ -10,9 +10,10 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import Cause, CopyMade, WeightsFetched
+from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import CopyMade, WeightsFetched
 from penstock.weights.file_errors import is_folder
 from penstock.weights.index import read_index
 from penstock.workers.services import Tally

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.errors import DiskFull, PublishError
-from penstock.records.causes import Cause, WeightsDiskFull, WeightsOverLimit
+from penstock.records.cause import Cause
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import WeightsDiskFull, WeightsOverLimit
 from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
 from penstock.weights.serving import is_object, object_name
 from penstock.workers.weights.file_hashes import prove

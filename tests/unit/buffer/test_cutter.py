@@ -11,8 +11,8 @@ from penstock.buffer.subscription import Subscription
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.protocol.position import Position
-from penstock.records.causes import RecordUnreadable
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import RecordUnreadable
 
 
 def test_a_subscription_at_the_gate_that_cannot_be_read_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position
 from penstock.protocol.staleness import Lineage
+from penstock.records.cause import Cause
 from penstock.records.causes import (
     BatchTooLarge,
     BatchUncommitted,
-    Cause,
     CohortNotAdmitted,
     CohortSkipped,
     CohortUnfinished,

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import errors
 from penstock.errors import HookError, PenstockError, QueueFull, RewardError, RolesApart
-from penstock.records.causes import NotReported
+from penstock.records.worker_causes import NotReported
 
 KINDS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, PenstockError)]
 

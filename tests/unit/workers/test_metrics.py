@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from penstock.protocol.presence import GpuLoad
-from penstock.records.causes import CodeCalled, ServiceCalled
 from penstock.records.job import Job
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import CodeCalled, ServiceCalled
 from penstock.workers.engine import Drafts, Segment
 from penstock.workers.hooks.open_calls import OpenCalls
 from penstock.workers.metrics import WorkerCollector

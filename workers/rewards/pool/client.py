@@ -29,11 +29,12 @@ from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull, RewardError
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import Cause, ChecksRunning, NoVerifiers, VerifiersBusy
+from penstock.records.cause import Cause
 from penstock.records.codec import name_shown
 from penstock.records.job import JobFailure
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import ChecksRunning, NoVerifiers, VerifiersBusy
 from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.connect import as_redis
 from penstock.redis.control import AsyncControl, Control

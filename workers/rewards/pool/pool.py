@@ -26,9 +26,9 @@ from penstock.metrics.server import Exporter
 from penstock.names import new_token
 from penstock.protocol import scripts
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import NoChecks
 from penstock.records.codec import count_shown, name_shown, pack
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import NoChecks
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
 from penstock.redis.control import PASSING, Control

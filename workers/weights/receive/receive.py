@@ -30,8 +30,8 @@ from penstock.errors import (
 from penstock.protocol import transfers
 from penstock.protocol.transfers import Decision, Enrollment, Word
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import TransferUndecided
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import TransferUndecided
 from penstock.redis.control import AsyncControl
 from penstock.system.user_code import find
 from penstock.text import format_exc, redact

@@ -13,7 +13,8 @@ from torch import multiprocessing
 
 from penstock.consumers.adapters.trl import Together
 from penstock.errors import ConfigError, ProtocolError
-from penstock.records.causes import Cause, RanksAbsent
+from penstock.records.cause import Cause
+from penstock.records.causes import RanksAbsent
 
 
 def answers(asked: list[Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.metrics.steps import StepRecorder, steps_file
 from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.subscription.evaluation import Evaluations
-from penstock.records.causes import Cause
+from penstock.records.cause import Cause
 
 
 class Source:

@@ -10,7 +10,7 @@ import pytest
 from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, _Task
 from penstock.consumers.weights.copies import Copy
 from penstock.errors import DiskFull, PublishError
-from penstock.records.causes import Cause
+from penstock.records.cause import Cause
 
 PATIENCE_S = 60.0
 

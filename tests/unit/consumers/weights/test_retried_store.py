@@ -9,7 +9,8 @@ import pytest
 from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.write import Written
 from penstock.errors import PublishError
-from penstock.records.causes import Cause, ObjectStoreFailing
+from penstock.records.cause import Cause
+from penstock.records.causes import ObjectStoreFailing
 from penstock.records.publication import Publication
 from penstock.weights.delta_store import WRITER, DeltaStore, catalog_of
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish

@@ -7,19 +7,11 @@ import pytest
 from penstock.protocol import waits
 from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.waits import PublishedWaiting, Waiting, waits_in
-from penstock.records.causes import (
-    Cause,
-    CutRepeated,
-    EngineSilent,
-    FirstBatchTooSmall,
-    GroupsMissing,
-    LeaseHeld,
-    NoJobs,
-    Unknown,
-    VersionLoading,
-)
+from penstock.records.cause import Cause, Unknown
+from penstock.records.causes import CutRepeated, FirstBatchTooSmall, GroupsMissing
 from penstock.records.codec import unpack
 from penstock.records.keys import Keys
+from penstock.records.worker_causes import EngineSilent, LeaseHeld, NoJobs, VersionLoading
 
 
 class Shown:

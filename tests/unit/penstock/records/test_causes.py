@@ -7,27 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ProtocolError
-from penstock.records.causes import (
-    EDGE,
-    END,
-    MAX_ENTRIES,
-    MAX_NAME,
-    MAX_TEXT,
-    MAX_USER_TEXT,
-    REGISTRY,
-    BatchNotCut,
-    Cause,
-    CodeCalled,
-    EngineStarting,
-    GateClosed,
-    RoomOnDisk,
-    ServiceCalled,
-    Unknown,
-    UserWait,
-    decode,
-    field_names,
-    user_wait,
-)
+from penstock.records.cause import EDGE, END, MAX_ENTRIES, MAX_NAME, MAX_TEXT, Cause, Unknown, field_names
+from penstock.records.causes import MAX_USER_TEXT, REGISTRY, BatchNotCut, GateClosed, UserWait, decode, user_wait
+from penstock.records.worker_causes import CodeCalled, EngineStarting, RoomOnDisk, ServiceCalled
 from tests.reference.waits import page, sample
 
 ROOT = Path(__file__).parents[4]

@@ -4,7 +4,8 @@ import asyncio
 import time
 from dataclasses import replace
 
-from penstock.records.causes import Cause, CodeCalled, ServiceCalled
+from penstock.records.cause import Cause
+from penstock.records.worker_causes import CodeCalled, ServiceCalled
 from penstock.workers.hooks.open_calls import OpenCall, OpenCalls, calling, note_trouble
 
 REWARD = CodeCalled("reward", "f", "sample", "d/0/0/0")

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
-from penstock.records.causes import EngineRestarting, VersionDraining, VersionLoading
 from penstock.records.job import Job
 from penstock.records.sample import Drawn, Sample
+from penstock.records.worker_causes import EngineRestarting, VersionDraining, VersionLoading
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.environments import Environments, Observation, load_environment
 from penstock.workers.jobs.generate import Source, generate_sample

@@ -9,11 +9,11 @@ import pytest
 from penstock.config import WorkerConfig
 from penstock.errors import LeaseLost, PayloadError, QueueFull
 from penstock.protocol.scripts import Call
-from penstock.records.causes import RedisFull
 from penstock.records.codec import pack
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
+from penstock.records.worker_causes import RedisFull
 from penstock.workers.jobs.prefixes import Prefix, partial_from_bytes
 from penstock.workers.services import Services, Tally
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.records.causes import EngineStarting
+from penstock.records.worker_causes import EngineStarting
 from penstock.workers.sglang.server import phase_of
 
 LOG = [

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.records.causes import CohortRunning, EvaluationRunning
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import CohortRunning, EvaluationRunning
 from penstock.workers.weights.select import Adopt, Decision, EngineView, Load, OtherEngine, Purpose, Restart, View, Wait
 
 #: Characters of a digest that are kept.

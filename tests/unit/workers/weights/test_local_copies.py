@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull, PublishError
-from penstock.records.causes import WeightsDiskFull
+from penstock.records.worker_causes import WeightsDiskFull
 from penstock.weights import delta_store
 from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights import local_copies, version_folders

@@ -8,15 +8,10 @@ import pytest
 
 from penstock.config.staleness import Mode
 from penstock.errors import EngineDied, EngineError, PublishError
-from penstock.records.causes import (
-    Cause,
-    LockHolderStalled,
-    VersionRefused,
-    VersionRetried,
-    WeightsOverLimit,
-)
+from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import LockHolderStalled, VersionRefused, VersionRetried, WeightsOverLimit
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.services import Tally
 from penstock.workers.weights import loop

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.records.causes import Cause, FolderLocked
+from penstock.records.cause import Cause
+from penstock.records.worker_causes import FolderLocked
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.machine_lock import LOOK_COUNTS_S, STILL_S, Stopped, alone_in
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.records.causes import CohortRunning, EvaluationRunning, WeightsUnwritten
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import CohortRunning, EvaluationRunning, WeightsUnwritten
 from penstock.workers.weights.select import (
     Adopt,
     Decision,

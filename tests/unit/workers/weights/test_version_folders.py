@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.records.causes import Cause, FolderLocked, LockHolderStalled, WeightsDiskFull, WeightsOverLimit
+from penstock.records.cause import Cause
+from penstock.records.worker_causes import FolderLocked, LockHolderStalled, WeightsDiskFull, WeightsOverLimit
 from penstock.weights.serving import object_name
 from penstock.workers.weights import machine_lock, version_folders
 from penstock.workers.weights.machine_lock import alone_in

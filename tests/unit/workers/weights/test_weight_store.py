@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.records.causes import Cause, CopyMade, FolderLocked
+from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
+from penstock.records.worker_causes import CopyMade, FolderLocked
 from penstock.workers.services import Tally
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.store import WeightStore
