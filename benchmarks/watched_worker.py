@@ -36,8 +36,12 @@ def watch(folder: Path) -> None:
         ticks.add(len(new[0]))
         return new
 
-    async def streaming(self: SglangClient, *args: Any, heard: Any = None, interval: int = EVERY, **more: Any) -> Any:
-        return await generate(self, *args, heard=heard or _unheard, interval=interval if heard else EVERY, **more)
+    async def streaming(
+        self: SglangClient, *args: Any, on_tokens: Any = None, interval: int = EVERY, **more: Any
+    ) -> Any:
+        return await generate(
+            self, *args, on_tokens=on_tokens or _unheard, interval=interval if on_tokens else EVERY, **more
+        )
 
     async def timing(self: SglangControls, method: str, path: str, *args: Any, **more: Any) -> Any:
         if path == "/pause_generation":

@@ -1,7 +1,7 @@
-"""The interface of an engine to a worker: tokens and scores, and control of its weights.
+"""Define the engine interface of a worker: generation, scores, and control of the weights.
 
-One SGLang server (``workers/sglang/engine.py``), or several behind a router (``workers/router/engine.py``). Jobs,
-weights and the worker itself use only this interface.
+It is implemented by one SGLang server (``workers/sglang/engine.py``) and by several servers behind a router
+(``workers/router/engine.py``); all other code of a worker uses only this interface.
 """
 
 import sys
@@ -23,43 +23,43 @@ from penstock.records.publication import Publication
 from penstock.records.sample import LogprobKind
 from penstock.records.worker_causes import EngineStarting
 
-#: Interval of aborts: one that overtakes its request has no effect, so it is repeated until every request has returned.
+#: Seconds between repeated aborts: an abort that overtakes its request has no effect, so it is repeated.
 ABORT_AGAIN_S = 0.05
-#: Expert indices, by position, layer and rank among the chosen.
+#: Expert indices by position, layer and rank among the selected experts.
 Rows = NDArray[Any]
 #: Called with newly generated tokens: version when the request was sent, ids, logprobs.
-Heard = Callable[[int, list[int], list[float]], None]
-#: Receives weights other than from a folder into a frozen engine. Raises NotBegun, Partial, and EngineDied.
+OnTokens = Callable[[int, list[int], list[float]], None]
+#: Receives transferred weights into a frozen engine. Raises NotBegun, Partial, and EngineDied.
 Receive = Callable[[], Awaitable[None]]
 
 
 class NotBegun(PublishError):
-    """Weights were not sent to this engine, which is unchanged."""
+    """Report that weights were not sent to this engine, which is unchanged."""
 
 
 class Partial(PublishError):
-    """Weights were sent in part: the engine's are mixed, and it generates nothing until it loads a folder."""
+    """Report a partial transfer: the weights are mixed, and the engine must load a folder before it generates."""
 
 
 class Drafts(NamedTuple):
-    """Counts of speculative decoding for one answer."""
+    """Count the drafts of speculative decoding in one answer."""
 
-    #: Times that the model checked a draft.
+    #: Number of draft verifications by the model.
     checks: int
-    #: Drafted tokens, and those that it accepted.
+    #: Drafted tokens, and accepted ones.
     drafted: int
     right: int
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The answer of the engine to one request."""
+    """Hold the answer of the engine to one request."""
 
-    #: [T] as returned; a generated eos is the last one.
+    #: [T] token ids as returned, including a generated eos.
     output_ids: list[int]
-    #: [T] log-probability of each.
+    #: [T] log-probability of each token.
     logprobs: list[float]
-    #: [T] weight version of each; the older one if it cannot be proven (T6).
+    #: [T] weight version of each token; the older candidate if it cannot be proven (T6).
     versions: list[int]
     #: stop | length | abort
     finish_reason: str
@@ -67,28 +67,28 @@ class Segment:
     cached_tokens: int
     #: 0 if the request was aborted before it started.
     prompt_tokens: int
-    #: Why it was aborted.
+    #: Reason of an abort.
     message: str = ""
     #: [P + T - 1, layers, top_k] experts of every position except the last, if requested; else None.
     experts: Rows | None = field(default=None, compare=False)
-    #: [T] True for tokens that a newer version may have generated; empty: none.
+    #: [T] True for tokens that a newer version may have generated; empty if all versions are proven.
     unproven: list[bool] = field(default_factory=list)
     #: None without speculative decoding.
     drafts: Drafts | None = None
-    #: Generated tokens that were discarded: their prefix was of older weights.
-    num_thrown: int = 0
-    #: The answer to this request, or to an earlier one that this replaces, was lost on its way: the number of tokens
-    #: generated for it is unknown.
-    is_unheard: bool = False
+    #: Generated tokens that were discarded because their prefix KV came from older weights.
+    num_discarded: int = 0
+    #: Whether an answer to this request, or to an earlier one that it replaces, was lost, with an unknown number of
+    #: generated tokens.
+    was_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities of given tokens."""
+    """Hold log-probabilities of given tokens."""
 
-    #: [L - start] of each token given those before it, at temperature 1.
+    #: [L - start] log-probability of each token given all earlier tokens, at temperature 1.
     logprobs: list[float]
-    #: Version of the weights; -1: the initial ones. None: it was aborted, or weights changed meanwhile.
+    #: Version of the weights; -1: initial weights; None: the request was aborted, or weights changed meanwhile.
     version: int | None
     #: [L - 1, layers, top_k] experts of every position except the last, if requested.
     experts: Rows | None = field(default=None, compare=False)
@@ -96,61 +96,62 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Properties of a running engine; the defaults are those before it was queried."""
+    """Hold properties of a running engine; the defaults apply until it is queried."""
 
-    #: Its release.
+    #: SGLang release.
     version: str = ""
-    #: Most tokens of prompt and answer together.
+    #: Context length: most tokens of prompt and answer together.
     max_context: int = sys.maxsize
-    #: Processes that hold its weights, if they can be sent without the disk; else 0.
+    #: Number of processes that hold the weights, or 0 if weights cannot be transferred without the disk.
     num_ranks: int = 0
-    #: Whether it can release memory while it runs.
+    #: Whether the engine can release memory while it runs.
     saves_memory: bool = False
 
 
 class Engine(ABC):
-    """All methods belong to one event loop. Errors are those of penstock/errors.py, EngineError and below.
+    """Generate tokens, score sequences, and load weights. All methods must run in one event loop.
 
-    EngineDied means that it is lost: all its requests raise the same error, and it must be started again.
+    Methods raise EngineError and its subclasses. EngineDied means that the engine is lost: all its requests raise the
+    same error, and it must be restarted.
 
     Args:
-        config: its address, or how to spawn it.
-        model: folder of config, tokenizer and initial weights.
-        name: used in errors.
+        config: address of the engine, or settings to spawn it.
+        model: model whose folder has config, tokenizer and initial weights.
+        name: name of the engine in errors.
     """
 
-    #: Its properties.
+    #: Properties of the engine.
     info: EngineInfo
 
     def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str) -> None:
         self.config = config
         self.model = model
         self.name = name
-        #: Publication number of its weights; -1 if none was loaded.
+        #: Version of the loaded publication; -1 if none was loaded.
         self.version = -1
         #: Revision of that publication.
         self.rev = 0
-        #: Ranges (first, last) of abandoned versions: their tokens are not continued (T1).
+        #: Ranges (first, last) of abandoned versions, whose tokens are not continued (T1).
         self.abandoned: list[list[int]] = []
-        #: scaled: logprobs are after temperature; original: before it.
+        #: scaled: logprobs after temperature; original: before temperature.
         self.logprob_kind: LogprobKind = config.logprob_kind or "scaled"
         #: True while an external engine does not respond.
         self.is_away = False
-        #: True while its generation is frozen.
+        #: True while generation is frozen.
         self.paused = False
-        #: True while it receives weights other than from a folder: they may be partly new.
+        #: True during a weight transfer: the weights may be mixed.
         self.is_receiving = False
-        #: Memory it has released: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
+        #: Released memory: weights, cuda_graph, kv_cache. Health checks are suspended meanwhile.
         self.offloaded: set[str] = set()
         #: Number of aborted answers.
         self.num_aborted = 0
-        #: Number of answers discarded because their prefix KV was of older weights; they are generated again.
+        #: Number of answers discarded and generated again because their prefix KV came from older weights.
         self.num_stale_prefixes = 0
-        #: Ids that end an answer of this model.
+        #: Token ids that end an answer of this model.
         self.eos_token_ids = read_eos_token_ids(model.path)
-        #: Size of the vocabulary; 0: unknown.
+        #: Vocabulary size; 0 if unknown.
         self.vocab_size = read_vocab_size(model.path)
-        #: Seed of the run; each sample has its own, derived from it and its id, if the engine samples by seeds.
+        #: Seed of the run, from which the seed of each sample is derived if the engine samples with seeds.
         self.seed = 0
         #: Whether weights may change during requests.
         self.changes_in_place = True
@@ -158,73 +159,73 @@ class Engine(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Address while it runs."""
+        """Address of the running engine."""
 
     @property
     def pid(self) -> int | None:
-        """Pid of its main process; None if it is external."""
+        """Pid of the main process; None for an external engine."""
         return None
 
     @property
     @abstractmethod
-    def tells_routing(self) -> bool:
+    def returns_routing(self) -> bool:
         """Whether answers include the expert routing of each token."""
 
     @property
     @abstractmethod
     def num_running(self) -> int:
-        """Requests for tokens that were sent and not answered."""
+        """Number of generate requests without an answer."""
 
     @abstractmethod
     def silent(self) -> list[tuple[str, float]]:
-        """Return (name, seconds) of requests for tokens that were silent for 10 s, longest first, and are older than
-        three times the expected duration of an answer of all their tokens."""
+        """Return (name, seconds) of hanging generate requests, longest first: silent for 10 s, and older than three
+        times the expected duration of a complete answer."""
 
     def describe(self) -> list[EnginePresence]:
-        """Return its servers with their states, for presence; [] if it is a single server."""
+        """Return the states of the member servers, for presence; [] for a single server."""
         return []
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
-        """Set the member servers of an engine behind a router (``engine.router``). Returns at once."""
-        raise EngineError(f"engine {self.name} is one server and has no members: set engine.router.")
+        """Set the member servers of an engine with ``engine.router``. Returns at once."""
+        raise EngineError(f"engine {self.name} is a single server without members: set engine.router.")
 
     def phase(self) -> EngineStarting:
-        """Return the phase of its start, if that is known. Blocks to read its log."""
+        """Return the current phase of the start, as far as known. Blocks to read the engine's log."""
         return EngineStarting()
 
     @abstractmethod
     async def start(self, publication: Publication | None = None) -> None:
-        """Start it, and wait until it serves.
+        """Start the engine and wait until it serves.
 
         Args:
-            publication: initial weights; None: those of ``model.path``, as version -1.
+            publication: initial weights; None: the weights in ``model.path``, as version -1.
 
         Raises:
-            ConfigError: its configuration is invalid.
+            ConfigError: the configuration is invalid.
             PublishError: the publication cannot be loaded; nothing was started.
-            EngineDied, EngineError: it ended or did not answer in time; nothing is left running.
+            EngineDied, EngineError: the engine exited or timed out; no process is left running.
         """
 
     async def restart(self, publication: Publication | None) -> None:
-        """Stop what is left of it and start it with ``publication``; raises as :meth:`start`."""
+        """Stop any remaining process and start with ``publication``; raises like :meth:`start`."""
         await self.stop()
         await self.start(publication)
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop what was started; running requests return as aborted or raise EngineDied."""
+        """Stop the started processes; running requests return as aborted or raise EngineDied."""
 
     @abstractmethod
     async def watch(self) -> str:
-        """Wait until it is lost; return why."""
+        """Wait until the engine is lost; return the reason."""
 
     def last_words(self) -> str:
-        """Return how it ended, with the end of its log; '' while it runs, or if unknown."""
+        """Return how the engine exited, with the end of its log; '' while it runs, or if unknown."""
         return ""
 
     @abstractmethod
     def unwatched(self) -> AbstractContextManager[None]:
-        """Suspend health checks inside the ``with``, for calls that block it and have their own limit."""
+        """Suspend health checks inside the ``with``, for calls that block the engine and have their own time limit."""
 
     @abstractmethod
     async def generate(
@@ -233,71 +234,70 @@ class Engine(ABC):
         sampling: dict[str, Any],
         *,
         rid: str,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
         interval: int = 1,
         images: Images | None = None,
     ) -> Segment:
-        """Generate tokens after ``input_ids``. Blocks until they are complete, or :meth:`abort` ends it.
+        """Generate tokens after ``input_ids``. Blocks until the answer is complete or aborted.
 
         Args:
-            input_ids: [P] the whole sequence so far.
+            input_ids: [P] complete sequence so far.
             sampling: SGLang's sampling parameters.
-            rid: name for :meth:`abort`.
-            heard: called with streamed tokens, in portions of ``interval``; the last portion may only be in the
-                answer.
-            images: of the prompt; None if it has none.
+            rid: name of the request, for :meth:`abort`.
+            on_tokens: called with streamed tokens in chunks of ``interval``; the last chunk may only be in the answer.
+            images: images of the prompt; None without images.
 
         Raises:
-            EngineDied: the connection was lost, or it has other weights than were loaded.
-            EngineRefused: it can never answer this.
-            EngineError: it failed, or its answer is malformed.
+            EngineDied: the connection was lost, or the engine reports unexpected weights.
+            EngineRefused: the engine can never answer this request.
+            EngineError: the request failed, or the answer is malformed.
         """
 
     @abstractmethod
     async def score(
         self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False
     ) -> Scores:
-        """Return log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
+        """Compute log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
 
         Args:
-            start: 1 <= start < L: the first token has none.
-            with_routing: also return the experts, if answers include the routing.
+            start: index with 1 <= start < L; the first token has no log-probability.
+            with_routing: also return expert routing, if answers include it.
 
         Raises:
-            EngineDied, EngineRefused, EngineError: as :meth:`generate`.
+            EngineDied, EngineRefused, EngineError: see :meth:`generate`.
         """
 
     @abstractmethod
     async def parse_calls(
         self, text: str, tools: Sequence[Mapping[str, Any]], parser: str
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Return the text of an answer without its calls of tools, and each call's name and arguments (JSON).
+        """Split an answer into text and tool calls, each with name and arguments (JSON).
 
         Args:
-            text: decoded with special tokens.
-            tools: OpenAI schemas; a call of another tool is not a call.
-            parser: name of SGLang's parser.
+            text: answer decoded with special tokens.
+            tools: OpenAI schemas; calls of other tools are ignored.
+            parser: name of the SGLang parser.
 
         Raises:
             EngineDied: the connection was lost.
-            EngineError: it knows no such parser, or failed to parse the text.
+            EngineError: the parser is unknown, or failed to parse the text.
         """
 
     @abstractmethod
     async def separate_reasoning(self, text: str, parser: str) -> tuple[str, str]:
-        """Return the reasoning in an answer, and the rest of its text; raises as :meth:`parse_calls`."""
+        """Split an answer into its reasoning and the remaining text; raises like :meth:`parse_calls`."""
 
     @abstractmethod
     async def abort(self, rid: str) -> None:
-        """Abort the requests named ``rid``; they return the tokens they have. Returns at once."""
+        """Abort the requests named ``rid``, which return their tokens so far. Returns at once."""
 
     @abstractmethod
     async def abort_all(self) -> None:
-        """Abort every request; each returns the tokens it has. Returns at once."""
+        """Abort all requests, which return their tokens so far. Returns at once."""
 
     @abstractmethod
     async def pause(self) -> None:
-        """Freeze generation in place; KV is kept."""
+        """Freeze generation and keep the KV cache."""
 
     @abstractmethod
     async def resume(self) -> None:
@@ -308,49 +308,49 @@ class Engine(ABC):
         """Raise PublishError unless the publication is complete and fits the model. Reads its files in a thread.
 
         Args:
-            files: False for weights that will not come from the disk: then only their index is read.
+            files: False reads only the index, for weights that are transferred without the disk.
         """
 
     @abstractmethod
     async def load(self, publication: Publication, receive: Receive | None = None) -> float:
-        """Load verified weights; return the seconds it took. The engine must be frozen or idle.
+        """Load verified weights; return the duration in seconds. The engine must be frozen or idle.
 
         Args:
-            receive: transfers the weights; None: they are loaded from their folder.
+            receive: transfers the weights; None loads them from their folder.
 
         Raises:
-            PublishError: it refused; it keeps the old weights.
-            NotBegun, Partial: as ``receive``.
-            EngineDied: it crashed, or did not respond within ``load_timeout_s``.
+            PublishError: the engine refused, and keeps the old weights.
+            NotBegun, Partial: see ``receive``.
+            EngineDied: the engine crashed, or did not respond within ``load_timeout_s``.
         """
 
     @abstractmethod
     async def adopt(self, publication: Publication) -> None:
-        """Take the version of a publication whose weights are already loaded. Blocks for two round trips.
+        """Adopt the version of a publication whose weights are already loaded. Blocks for two round trips.
 
         Requests continue, and cached prefixes stay valid.
 
         Raises:
-            EngineDied: it was lost, or has other weights than were loaded.
-            EngineError: it failed; the version is unchanged.
+            EngineDied: the engine was lost, or reports unexpected weights.
+            EngineError: the call failed; the version is unchanged.
         """
 
     @abstractmethod
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
-        """Check that it generates, with tokens that belong to no sample. Blocks; raises as :meth:`generate`."""
+        """Generate test tokens, which belong to no sample. Blocks; raises like :meth:`generate`."""
 
     @abstractmethod
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Release GPU memory: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``."""
+        """Release GPU memory: ``weights`` (discards them), ``kv_cache``, ``cuda_graph``."""
 
     @abstractmethod
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Allocate memory again. Weights must be loaded afterwards."""
+        """Allocate released memory again. Weights must be loaded afterwards."""
 
     @abstractmethod
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache; return False, and do nothing, if a request is running."""
+        """Flush the prefix cache; return False and do nothing if a request is running."""
 
     @abstractmethod
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Send a call whose answer has ``success`` and ``message``: for weight transfers."""
+        """Send a call for weight transfers, whose response has ``success`` and ``message``."""

@@ -1,10 +1,10 @@
-"""Start the worker's engine, and restart it whenever it is lost.
+"""Start the worker's engine and restart it whenever it is lost.
 
-lost ─> at once ─> after 1, 2, 4 ... s ─> crash loop: every 30 s, jobs handed back, none leased, the reason published
-  │          each time weights, then a token that belongs to no sample, then jobs
-  └ an external engine that does not respond: away, retried every few seconds, never counted as a failure
+lost ─> at once ─> after 1, 2, 4 ... s ─> crash loop: every 30 s, jobs handed back, no leases, reason published
+│          each restart loads weights, generates a test token, then takes jobs
+└ external engine that does not respond: away, retried every few seconds, never counted as a failure
 
-In all cases weights come before work (I9): the newest publication is loaded before the valves open.
+Every restart loads the newest publication before the valves open (I9).
 """
 
 import asyncio
@@ -24,25 +24,25 @@ from penstock.workers.weights.loop import WeightLoop
 
 log = logging.getLogger(__name__)
 
-#: An engine that lived this long, or finished anything, counts as stable.
+#: Uptime in seconds after which an engine counts as stable, even if it has finished no work.
 SETTLED_S = 60.0
-#: Tokens that an engine generates as a test before it takes a suspect job.
+#: Test tokens that an engine generates before it takes a suspect job.
 PROOF_TOKENS = 32
-#: Longest first token of an engine after a restart.
+#: Time limit in seconds for the test tokens of an engine after a restart.
 PROOF_S = 60.0
-#: Seconds between two checks of the phase of a start.
+#: Seconds between checks of the start phase.
 PHASE_S = 1.0
-#: Seconds within which ``engine.crash_loop_failures`` are a crash loop.
+#: Window in seconds in which ``engine.crash_loop_failures`` failures are a crash loop.
 CRASH_LOOP_S = 600.0
 #: Longest wait before a restart, in units of ``engine.restart_wait_s``.
 LONGEST_WAIT = 30
 
 
-class Caretaker:
-    """Supervises one engine. Call ``first_start`` once, then ``run``.
+class EngineSupervisor:
+    """Supervise one engine: call ``first_start`` once, then ``run``.
 
     Args:
-        held: jobs of this worker, by name.
+        held: jobs of this worker by id.
     """
 
     def __init__(self, services: Services, updates: WeightLoop, waiting: Waiting, held: Mapping[str, HeldJob]) -> None:
@@ -56,16 +56,16 @@ class Caretaker:
         )
 
     async def first_start(self) -> None:
-        """Start the engine with the current weights. Blocks until it serves; failures are retried as after a crash.
+        """Start the engine with the current weights. Blocks until it serves; failures are retried like crashes.
 
         Raises:
-            ConfigError: its configuration is invalid.
+            ConfigError: the configuration is invalid.
         """
         reporting = asyncio.create_task(self._report_phases(), name="phases")
         try:
             await self._start()
         except EngineError as exc:
-            log.error("the engine did not start: %s", exc)
+            log.error("engine failed to start: %s", exc)
             self._restarts.note_failure()
             self._services.lose_engine(self._services.births)
             reporting.cancel()
@@ -76,7 +76,7 @@ class Caretaker:
         self._waiting.end()
 
     async def _report_phases(self) -> None:
-        """Report the wait for the first start, with its phase, until cancelled."""
+        """Report the phase of the first start until cancelled."""
         while True:
             phase = await asyncio.to_thread(self._services.engine.phase)
             self._waiting.blocked_on(phase)
@@ -108,7 +108,7 @@ class Caretaker:
         log.info("SGLang %s at %s, version %d", engine.info.version, engine.url, engine.version)
         most = services.config.rollout.max_context_tokens
         if engine.info.max_context < most and services.births == 1:
-            log.warning("answers end at %d tokens, the engine's context; rollout.max_context_tokens is %d",
+            log.warning("sequences are limited to the engine's context of %d tokens; rollout.max_context_tokens is %d",
                         engine.info.max_context, most)  # fmt: skip
 
     async def _wait_until_lost(self) -> str:
@@ -124,7 +124,7 @@ class Caretaker:
             await asyncio.gather(watch, seen, return_exceptions=True)
 
     async def _restart(self, reason: str) -> None:
-        """Start the engine until it serves."""
+        """Retry starting the engine until it serves."""
         services, away_since = self._services, time.monotonic()
         while True:
             self._check_crash_loop(reason)
@@ -147,15 +147,15 @@ class Caretaker:
     async def _start_again(self) -> None:
         services, engine = self._services, self._services.engine
         await engine.stop()
-        # A weight update in progress fails now, and must not touch the next engine.
+        # A weight update in progress fails now and must not reach the next engine.
         async with services.valves.applying:
             await engine.stop()
             await self._start()
-            # Jobs are charged with the death of an engine: a broken engine must not take any.
+            # An engine death is charged to its jobs, so a broken engine must not take any.
             await engine.prove(PROOF_S)
 
     def _check_crash_loop(self, reason: str) -> None:
-        """Publish a crash loop, and hand held jobs back to other workers."""
+        """Detect and publish a crash loop, and hand jobs back for other workers."""
         services = self._services
         if self._restarts.is_loop and not services.crash_loop:
             log.error(
@@ -165,10 +165,10 @@ class Caretaker:
         services.crash_loop = shorten_reason(reason) if self._restarts.is_loop else ""
 
     async def _wait(self, reason: str) -> None:
-        """Back off before a start, and report the wait."""
+        """Back off before a start and report the wait."""
         config, wait_s = self._services.config.engine, self._restarts.wait_s
         lines = shorten_reason(reason).splitlines()
-        # The line with the error says more than what a dying process writes after it.
+        # The last line with an error is more useful than output that follows it.
         error_line = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
         last = " ... ".join(dict.fromkeys((lines[0], error_line))) if lines else ""
         if self._services.engine.is_away:
@@ -180,12 +180,11 @@ class Caretaker:
             self._waiting.blocked_on(EngineRestarting(last))
         await self._updates.pause(wait_s)
 
-    async def make_sure(self) -> bool:
-        """Prepare an engine that has finished nothing to take a suspect job, if there is no other work.
+    async def verify_before_suspect(self) -> bool:
+        """Verify an engine that has not finished a request yet before it takes a suspect job; return whether it may.
 
-        If engines have finished jobs on its publication, it first generates tokens that belong to no sample; otherwise
-        a crash is charged to the publication. Return False if no suspect waits, or the engine was lost. Blocks for the
-        tokens.
+        If no engine has finished a job on its publication, a crash is charged to the publication; otherwise the engine
+        first generates test tokens. Return False if no suspect waits, or if the engine was lost. Blocks for the tokens.
         """
         services = self._services
         keys, birth = services.keys, services.births
@@ -198,25 +197,25 @@ class Caretaker:
             except EngineError as exc:
                 services.lose_engine(birth, str(exc))
                 return False
-            await services.note_finished(birth, "")
+            await services.record_finished(birth, "")
         return birth == services.births and not services.engine_lost.is_set()
 
     async def _hand_back_all(self) -> None:
-        """Hand all jobs back without a charge; blocks until done."""
+        """Hand back all jobs without a charge; blocks until done."""
         self._hand_back()
         if tasks := [held.task for held in self._held.values() if held.task is not None]:
             await asyncio.wait(tasks)
 
     def _hand_back(self) -> None:
-        """Hand jobs that wait for this engine back, without a charge."""
+        """Hand back all jobs without a charge; returns at once."""
         for held in list(self._held.values()):
             held.release()
 
     async def _hand_back_newer(self, last_version: int) -> None:
-        """Hand back jobs of newer versions if the engine returned with older weights, or none (T12).
+        """Hand back jobs of newer versions if the engine restarted with older weights or none (T12).
 
         Args:
-            had: version before the crash. Its samples must not be continued by older weights.
+            last_version: version before the crash; older weights must not continue its samples.
         """
         version = self._services.highest
         is_older = self._services.engine.version < last_version

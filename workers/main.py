@@ -1,21 +1,21 @@
-"""A rollout worker: one engine that pulls jobs from the queue.
+"""Run a rollout worker: lease jobs from the queue and process them with one engine.
 
 | task | waits for | unblocked by |
 |---|---|---|
-| intake | a free slot, a job its engine may start | a sample that ends; loaded weights; `wake` (see jobs/intake.py) |
+| intake | a free slot, a job that its engine may start | a finished sample; loaded weights; `wake` (jobs/intake.py) |
 | jobs | slot, engine, reward, Redis | see jobs/held_job.py |
 | heartbeat | time | - (see jobs/heartbeat.py: a thread renews the leases) |
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |
-| engine | the engine's death | see engine_supervisor.py: its restart with the newest publication (I9) |
+| engine | the engine's death | engine_supervisor.py: a restart with the newest publication (I9) |
 | members | the list of a router's engines | `penstock fleet` |
-| checks | verdicts of the verifier pool, with reward.pool.kind rq | see rewards/pool/client.py |
+| checks | verifier pool results, with reward.pool.kind rq | see rewards/pool/client.py |
 | presence | time | - |
 | logs | time | - (rotates the engine's log) |
 
-The first task to fail ends the process with its error. SIGTERM drains: no new lease, and running samples have
-``worker.drain_timeout_s`` to finish. In both cases prefixes are kept and jobs handed back: without a charge if the
-worker drains, and charged from the third worker on that fails with an error while holding them. Only a killed process
-leaves its leases to run out, unless its keeper (system/keeper.py) killed it because user code blocked the drain.
+The first task that fails ends the process with its error. SIGTERM drains: the worker stops leasing, and running samples
+have ``worker.drain_timeout_s`` to finish. In both cases prefixes are kept and jobs handed back. A drain charges no
+attempt; an error charges a job from the third worker on that fails while running it. Leases run out only if the
+process is killed, except by its keeper (system/keeper.py) because user code blocked the drain.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from penstock.workers.agents.chat import ChatTemplate
 from penstock.workers.agents.endpoint import Endpoint
 from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.engine import Engine
-from penstock.workers.engine_supervisor import Caretaker
+from penstock.workers.engine_supervisor import EngineSupervisor
 from penstock.workers.hooks.maker import Makers
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
@@ -58,7 +58,7 @@ from penstock.workers.jobs.environments import Environments, allowed_environment
 from penstock.workers.jobs.heartbeat import Heartbeat
 from penstock.workers.jobs.held_job import HeldJobs
 from penstock.workers.jobs.intake import Intake
-from penstock.workers.jobs.stops import Endings
+from penstock.workers.jobs.stops import Outcomes
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.metrics import WorkerCollector
 from penstock.workers.presence import Presence
@@ -76,26 +76,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for Redis when a keeper hands back the jobs of a killed worker.
+#: Longest wait for Redis, in seconds, when a keeper hands back the jobs of a killed worker.
 PATIENCE_S = 1.0
 
-#: Longest wait for samples to be handed back.
+#: Longest wait for a hand-back, in seconds.
 HAND_BACK_S = 15.0
 
 
 class Worker:
-    """One worker process. ``run`` returns after ``drain``, or raises the error that ended a task."""
+    """Run one worker process until ``drain``, or until a task fails."""
 
     def __init__(self, config: Config, name: str, token: str = "") -> None:
         if config.redis.url is None:
             raise ConfigError("The worker needs redis.url: the address of the run's Redis.")
         self.config = config
         self.keys = Keys(config.run)
-        # Never reused, or a successor of this name would be taken for it.
+        # A worker name must be unique: a restarted worker must not be mistaken for its predecessor.
         self.name = unique_name(name, token or new_token())
         with contextlib.closing(Control(config.redis.url)) as control:
             control.do(lambda client: ensure_lanes(client, self.keys))
-        #: By task; published in the presence record.
+        #: Waits by task, published in the presence record.
         self._waits: dict[str, Waiting] = {}
         self.control = AsyncControl(config.redis.url)
         self._reader = AsyncControl(config.redis.url, block_s=2.0)
@@ -104,7 +104,7 @@ class Worker:
         log_dir.mkdir(parents=True, exist_ok=True)
         self._engine_logs = engine_logs(log_dir, name)
         self.services = self._make_services(make_engine(config, name, log_dir))
-        # An external engine, or several behind a router, use GPUs that this process does not know.
+        # The GPUs of an external engine, or of engines behind a router, are unknown here.
         mine = config.engine.url is None and config.engine.router is None
         self._gpus = GpuWatch(visible_to(config.engine)) if mine else None
         if self._gpus is not None:
@@ -113,7 +113,7 @@ class Worker:
         self.metrics = serve(config, "worker", name, WorkerCollector(self.services))
         self.held = HeldJobs(self.services)
         self.heartbeat = self._make_heartbeat(config.redis.url)
-        self.caretaker = Caretaker(self.services, self.updates, self._waiting("engine"), self.held)
+        self.supervisor = EngineSupervisor(self.services, self.updates, self._waiting("engine"), self.held)
         self._endpoint: Endpoint | None = None
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -123,7 +123,7 @@ class Worker:
             waker=self._waker,
             waiting=self._waiting("intake"),
             draining=self._draining,
-            make_sure=self.caretaker.make_sure,
+            verify_before_suspect=self.supervisor.verify_before_suspect,
         )
         self.presence = Presence(
             self.services,
@@ -139,7 +139,7 @@ class Worker:
     def _make_services(self, engine: Engine) -> Services:
         """Create the services that the tasks share."""
         config = self.config
-        # Before anything starts: a failed import would fail every job of its dataset.
+        # Import first: a failed import would fail every job of its dataset.
         rewards = Rewards(config.reward, self._checks(), allowed_rewards(config), args_of(config), waits=True)
         tokenizer = load_tokenizer(config.model.path)
         return Services(
@@ -158,13 +158,13 @@ class Worker:
             sample_hooks=SampleHooks(config),
             tokenizer=tokenizer,
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
-            endings=Endings(config),
+            outcomes=Outcomes(config),
             slots=asyncio.Semaphore(config.worker.slots),
             agents=self._agents(config, engine, tokenizer),
         )
 
     def _agents(self, config: Config, engine: Engine, tokenizer: Tokenizer) -> Agents | None:
-        """Return the episodes of agents; None if no dataset has any."""
+        """Create the registry of agent episodes; return None if no dataset uses agents."""
         if AGENT not in allowed_environments(config):
             return None
         template = ChatTemplate(copy.deepcopy(tokenizer))
@@ -182,7 +182,7 @@ class Worker:
         )
 
     def _checks(self) -> "Checks | None":
-        """Return the client of the verifier pool, if rewards are computed there."""
+        """Create the client of the verifier pool; return None if rewards are computed elsewhere."""
         if self.config.reward.pool.kind == "process":
             return None
         from penstock.workers.rewards.pool.client import Checks
@@ -193,18 +193,18 @@ class Worker:
         return self._waits.setdefault(task, Waiting())
 
     def drain(self) -> None:
-        """Finish running samples and leave. Safe in a signal handler of the loop, as is ``hurry``."""
+        """Stop leasing, finish running samples, and exit. Safe in a signal handler of the loop, like ``hurry``."""
         if not self._draining.is_set():
-            log.info("draining: %d jobs are held", len(self.held))
+            log.info("draining: %d jobs running", len(self.held))
             self._draining.set()
 
     def hurry(self) -> None:
-        """Leave, and hand running samples back at once."""
+        """Hand back running samples at once and exit."""
         self.drain()
         self._hurry.set()
 
     async def run(self) -> None:
-        """Work until ``drain``. Blocks."""
+        """Run the worker until ``drain``. Raises the error of a failed task. Blocks."""
         limits = self.config.logs
         parts = (
             ("presence", self.presence.run()),
@@ -240,14 +240,14 @@ class Worker:
                 done.result()
 
     async def _serve(self) -> None:
-        """Start the engine with the current weights, then handle jobs, updates and crashes."""
-        await self.caretaker.first_start()
+        """Start the engine with the current weights, then process jobs, updates and crashes."""
+        await self.supervisor.first_start()
         if self.services.agents is not None:
             await self.services.agents.verify()
             self._endpoint = Endpoint(self.config, self.services.agents)
             await self._endpoint.start()
             self.services.agents_url = self._endpoint.url
-        work: list[Coroutine[Any, Any, None]] = [self.intake.run(), self.updates.run(), self.caretaker.run()]
+        work: list[Coroutine[Any, Any, None]] = [self.intake.run(), self.updates.run(), self.supervisor.run()]
         names = ["intake", "weights", "engine"]
         if self.config.engine.router is not None:
             engine = self.services.engine
@@ -261,7 +261,7 @@ class Worker:
                 group.create_task(task, name=name)
 
     async def _finish(self, tasks: "list[asyncio.Task[None]]") -> None:
-        """Wait until held jobs end, at most ``worker.drain_timeout_s``, or until ``hurry``."""
+        """Wait until all jobs end, ``hurry`` is called, or ``worker.drain_timeout_s`` passes."""
         ended = asyncio.create_task(self._all_ended())
         hurry = asyncio.create_task(self._hurry.wait())
         first: set[asyncio.Future[Any]] = {ended, hurry, self.held.failed, *tasks}
@@ -276,10 +276,10 @@ class Worker:
         await self.held.ended()
 
     async def _hand_back(self, death: str) -> None:
-        """Keep prefixes, and hand back every job and every lease without a held job.
+        """Keep prefixes, and hand back every job and every lease without a running job.
 
         Args:
-            death: the error that ends this worker; '': it drains, and no job is charged.
+            death: error that ends this worker; '' for a drain, which charges no job.
         """
         self.held.release(death)
         try:
@@ -287,7 +287,7 @@ class Worker:
                 await self._all_ended()
                 await self.intake.sweep_own(death)
         except TimeoutError:
-            log.error("failed to hand back %d jobs in %g s: their leases run out", len(self.held), HAND_BACK_S)
+            log.error("failed to hand back %d jobs in %g s; their leases will run out", len(self.held), HAND_BACK_S)
 
     async def _close(self) -> None:
         if self._endpoint is not None:
@@ -307,7 +307,7 @@ class Worker:
 
 
 def unique_name(name: str, token: str) -> str:
-    """Return the name under which one process of a worker holds leases."""
+    """Return the unique lease owner name of a worker process."""
     return f"{name}.{token[:8]}"
 
 
@@ -320,7 +320,7 @@ async def _run(config: Config, name: str, token: str) -> None:
     try:
         await worker.run()
     except* PenstockError as group:
-        # One sentence instead of a tree of tasks.
+        # Report one error instead of an exception group.
         raise _first(group) from None
 
 
@@ -331,20 +331,20 @@ def _first(group: BaseException) -> BaseException:
 
 
 def _hand_back_killed(config: Config, worker: str) -> None:
-    """Return the leases of a worker that its keeper killed to the queue; no job is charged."""
+    """Hand back the leases of a worker that its keeper killed, without a charge."""
     assert config.redis.url is not None
     keys = Keys(config.run)
     try:
         with contextlib.closing(Control(config.redis.url, patience_s=PATIENCE_S, check=False)) as control:
             jobs = [job for lane in LANES for job in control.call(scripts.abandon(keys, lane, worker, ()))]
             control.call(scripts.note(keys, keys.workers, worker, b""))
-        log.warning("%d jobs of the killed worker went back to the queue", len(jobs))
+        log.warning("handed back %d jobs of the killed worker", len(jobs))
     except Exception as exc:
-        log.error("failed to hand back the jobs of the killed worker, their leases run out: %s", format_exc(exc))
+        log.error("failed to hand back the jobs of the killed worker; their leases will run out: %s", format_exc(exc))
 
 
 def main(config: Config, name: str) -> int:
-    """Run one worker until SIGTERM or SIGINT, in a process of its own under a keeper. Blocks."""
+    """Run one worker in a child process under a keeper until SIGTERM or SIGINT. Blocks."""
     token = new_token()
     keeper.keep(config.worker.drain_timeout_s, lambda: _hand_back_killed(config, unique_name(name, token)))
     with staying_alive():

@@ -1,4 +1,4 @@
-"""Metrics of one worker: its totals and its current state."""
+"""Export the totals and the current state of a worker as metrics."""
 
 from collections.abc import Iterator
 
@@ -8,56 +8,58 @@ from prometheus_client.registry import Collector
 from penstock.metrics.series import Series, counter, gauge, slime
 from penstock.workers.services import Services
 
-#: Total of ``Tally`` -> the series that shows it.
+#: Attribute of ``Tally`` -> series that exports it.
 TOTALS: dict[str, Series] = {
-    "generated_tokens": counter("worker_generated_tokens", "Tokens generated, lost ones included."),
+    "generated_tokens": counter("worker_generated_tokens", "Generated tokens, including lost ones."),
     "committed_samples": counter("worker_committed_samples", "Samples committed."),
-    "committed_groups": counter("worker_committed_groups", "Groups that became complete here."),
+    "committed_groups": counter("worker_committed_groups", "Groups completed by this worker."),
     "committed_tokens": counter("worker_committed_tokens", "Generated tokens of committed samples."),
     "cached_tokens": counter(
         "worker_cached_tokens", "Tokens of committed samples that the engine had in its prefix cache."
     ),
     "prompt_tokens": counter(
-        "worker_prompt_tokens", "Prompt tokens of the engine's answers, prefixes that were sent again included."
+        "worker_prompt_tokens", "Prompt tokens of the engine's answers, including resent prefixes."
     ),
     "prompt_cached_tokens": counter(
         "worker_prompt_cached_tokens", "Prompt tokens that the engine had in its prefix cache."
     ),
     "resent_requests": counter(
         "worker_resent_requests",
-        "Answered requests that were sent again, with the tokens so far, after an aborted answer.",
+        "Answered requests that resumed an aborted answer.",
     ),
     "drafted_tokens": counter("worker_drafted_tokens", "Tokens that speculative decoding drafted."),
     "right_draft_tokens": counter("worker_right_draft_tokens", "Drafted tokens that the model accepted."),
-    "draft_checks": counter("worker_draft_checks", "Times that the model checked a draft."),
+    "draft_checks": counter("worker_draft_checks", "Draft verifications by the model."),
     "generate_s": counter(
-        "worker_generate_seconds", "Time of committed samples' requests at the engine, summed over samples."
+        "worker_generate_seconds", "Engine time of committed samples' requests, summed over samples."
     ),
-    "reward_s": counter("worker_reward_seconds", "Time of their rewards, summed over samples."),
+    "reward_s": counter("worker_reward_seconds", "Reward time of committed samples, summed over samples."),
     "group_rewards": counter("worker_group_rewards", "Rewards of whole groups (reward.group)."),
     "group_reward_s": counter(
-        "worker_group_reward_seconds", "Time of group rewards, reading the samples included, summed over groups."
+        "worker_group_reward_seconds", "Time of group rewards, including reading the samples, summed over groups."
     ),
     "failures": counter("worker_failed_jobs", "Failed attempts of jobs.", "reason"),
-    "crashes": counter("worker_crashed_jobs", "Jobs charged with an engine crash, by lane after.", "to"),
+    "crashes": counter("worker_crashed_jobs", "Jobs charged with an engine crash, by next state.", "to"),
     "handed_back": counter("worker_handed_back_jobs", "Jobs handed back without a charge."),
     "lost_leases": counter("worker_lost_leases", "Leases that another worker took over."),
     "engine_restarts": counter("worker_engine_restarts", "Restarts of the engine."),
     "weight_updates": counter("worker_weight_updates", "Publications loaded into the running engine."),
     "weight_pause_s": counter("worker_weight_pause_seconds", "Time without generation during weight updates."),
     "weight_load_s": counter("worker_weight_load_seconds", "Time to load weights into the engine; part of the pause."),
-    "weight_wait_s": counter("worker_weight_wait_seconds", "Time to drain or abort running samples before a load."),
+    "weight_wait_s": counter(
+        "worker_weight_wait_seconds", "Time to drain or abort running samples before loading weights."
+    ),
     "weight_copies": counter(
         "worker_weight_copies",
         "Versions fetched to this machine (serving, or trainer.transport delta), by origin: whole, deltas, here.",
         "how",
     ),
     "weight_copy_bytes": counter("worker_weight_copy_bytes", "Bytes of complete versions and deltas fetched for them."),
-    "weight_copy_s": counter("worker_weight_copy_seconds", "Time to fetch them; samples are generated meanwhile."),
+    "weight_copy_s": counter("worker_weight_copy_seconds", "Time to fetch versions; generation continues meanwhile."),
     "checkpoints": counter("worker_prefix_checkpoints", "Prefixes of running samples written to Redis."),
-    "checkpoint_bytes": counter("worker_prefix_checkpoint_bytes", "Bytes of these prefixes."),
+    "checkpoint_bytes": counter("worker_prefix_checkpoint_bytes", "Bytes of prefix checkpoints."),
 }
-#: Series of a ratio -> the two totals that it divides.
+#: Series of a ratio -> (numerator, denominator), attributes of ``Tally``.
 RATIOS: dict[Series, tuple[str, str]] = {
     slime(
         "rollout/avg_cached_tokens_per_sample", "Cached tokens per committed sample, since this worker started."
@@ -66,29 +68,29 @@ RATIOS: dict[Series, tuple[str, str]] = {
         "rollout/prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache, since this worker started."
     ): ("prompt_cached_tokens", "prompt_tokens"),
     slime(
-        "rollout/spec_accept_rate", "Share of drafted tokens that it accepted, since this worker started."
+        "rollout/spec_accept_rate", "Share of drafted tokens that the model accepted, since this worker started."
     ): ("right_draft_tokens", "drafted_tokens"),
     slime(
-        "rollout/spec_accept_length", "Tokens generated per check of a draft, since this worker started."
+        "rollout/spec_accept_length", "Tokens generated per draft verification, since this worker started."
     ): ("draft_answer_tokens", "draft_checks"),
 }  # fmt: skip
-CODE_CALLS = counter("worker_code_calls", "Calls of rewards, hooks and environments (tools) that ended.", "call")
+CODE_CALLS = counter("worker_code_calls", "Finished calls of rewards, hooks and environments (tools).", "call")
 CODE_FAILURES = counter(
     "worker_code_failures", "Calls of rewards, hooks and environments that raised or timed out.", "call"
 )
 CODE_SECONDS = counter("worker_code_seconds", "Time of calls of rewards, hooks and environments.", "call")
-EPISODES = gauge("worker_agent_episodes", "Episodes of agents: waiting for an agent, and open.", "state")
+EPISODES = gauge("worker_agent_episodes", "Agent episodes: waiting for an agent, and open.", "state")
 VERSION = gauge("worker_weight_version", "Version of the engine's weights; -1: none.")
-RUNNING = gauge("worker_running_samples", "Samples that hold a slot.")
+RUNNING = gauge("worker_running_samples", "Samples in a slot.")
 SLOTS = gauge("worker_slots", "Most samples generated at once.")
-REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not answered.")
+REQUESTS = gauge("worker_engine_requests", "Engine requests without an answer.")
 GPU_USE = gauge(
     "worker_gpu_use_ratio",
-    "Share of time a GPU of its engine was busy; absent if the driver does not report it.",
+    "Share of time a GPU of the engine was busy; absent if the driver does not report it.",
     "gpu",
 )
-GPU_USED = gauge("worker_gpu_memory_used_bytes", "Used memory of a GPU of its engine, by all processes.", "gpu")
-GPU_SIZE = gauge("worker_gpu_memory_size_bytes", "Memory of this GPU.", "gpu")
+GPU_USED = gauge("worker_gpu_memory_used_bytes", "Memory of an engine GPU used by all processes.", "gpu")
+GPU_SIZE = gauge("worker_gpu_memory_size_bytes", "Memory size of an engine GPU.", "gpu")
 
 SERIES = (
     *TOTALS.values(), *RATIOS, CODE_CALLS, CODE_FAILURES, CODE_SECONDS, EPISODES, VERSION, RUNNING, SLOTS, REQUESTS,
@@ -97,7 +99,7 @@ SERIES = (
 
 
 class WorkerCollector(Collector):
-    """Read the worker's totals on each scrape; nothing is counted twice. Called in the server's thread."""
+    """Read the worker's totals on each scrape, in the thread of the metrics server."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

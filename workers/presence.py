@@ -1,4 +1,4 @@
-"""Publish the state of a worker in Redis, for people, the live view and the launcher."""
+"""Publish the state of a worker in Redis, for users, the live view and the launcher."""
 
 import asyncio
 import contextlib
@@ -21,17 +21,17 @@ from penstock.workers.weights.loop import WeightLoop
 
 log = logging.getLogger(__name__)
 
-#: Half-life of a measurement, in seconds with full slots.
+#: Half-life of a capacity measurement, in seconds with full slots.
 HALF_S = 120.0
-#: The rate is unknown below this many seconds with full slots.
+#: Least seconds with full slots before the rate is known.
 LEAST_S = 10.0
 
 
 class Capacity:
-    """Measure a worker's tokens per second with full slots, over the last minutes in which they were full.
+    """Measure a worker's tokens per second over its last minutes with full slots.
 
-    A rate over all time would depend on the demand of trainers, which limits it through the gate: a fleet that divides
-    the demand by it would grow without end.
+    The rate over all time is limited by the trainers' demand through the gate: a fleet that divided the demand by it
+    would grow without bound.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Capacity:
         self._known_s = 0.0
 
     def add(self, seconds: float, tokens: float, *, full: bool) -> None:
-        """Add a measurement: ``tokens`` in the last ``seconds``; ``full``: no slot was free at any time in it."""
+        """Add a measurement of ``tokens`` in the last ``seconds``; ``full``: all slots were in use throughout."""
         if not full or seconds <= 0:
             return
         kept = 0.5 ** (seconds / HALF_S)
@@ -50,21 +50,21 @@ class Capacity:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate; 0 while it is unknown."""
+        """Measured rate; 0 while it is unknown."""
         return self._tokens / self._seconds if self._known_s >= LEAST_S else 0.0
 
 
 PRESENCE_S = 0.5
-#: Seconds between two checks whether `penstock doctor` asks what this worker can reach.
-ASKED_S = 2.0
-#: Tokens per second below which a worker is idle: a decayed mean never becomes 0.
+#: Seconds between checks for a reachability request from `penstock doctor`.
+PROBE_CHECK_S = 2.0
+#: Tokens per second below which a worker counts as idle: a decayed mean never reaches 0.
 IDLE_TOKENS_PER_S = 0.01
-#: Longest attempt to remove the record at the end; the leader removes what is left.
+#: Longest attempt to remove the record on exit, in seconds; the leader removes remaining records.
 END_S = 2.0
 
 
 class Presence:
-    """Write the worker's record, with its waits, until cancelled."""
+    """Publish the worker's presence record, with its waits, until cancelled."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class Presence:
         self._capacity = Capacity()
         self._was_full = False
         self._responder = Responder(services.config, services.worker)
-        self._next_question = 0.0
+        self._next_probe = 0.0
 
     async def run(self) -> None:
         """Publish the worker's state twice a second; never returns."""
         before, at = 0, time.monotonic()
         while True:
             self._services.show.clear()
-            await self._services.commits.look()
-            await self._note(pack(self.presence().to_record()))
-            await self._services.tell_endings()
+            await self._services.commits.refresh()
+            await self._write(pack(self.presence().to_record()))
+            await self._services.send_outcomes()
             self._report_silence()
             self._report_open_calls()
             await self._answer()
@@ -128,7 +128,7 @@ class Presence:
         self._requests.blocked_on(EngineSilent(rid, seconds, len(silent) - 1))
 
     def _report_open_calls(self) -> None:
-        """Report services and user code that have not returned for longer than a moment (I8)."""
+        """Report slow calls of services and user code (I8)."""
         for kind, question in self._services.open_calls.open().items():
             if question is not None and time.time() - question.since_s >= MOMENT_S:
                 self._waiting(kind).blocked_on(question.cause, question.since_s)
@@ -136,29 +136,29 @@ class Presence:
                 self._waiting(kind).end()
 
     async def _answer(self) -> None:
-        """Report which parts this worker can reach, if ``penstock doctor`` asks."""
-        if time.monotonic() < self._next_question:
+        """Report reachable parts if ``penstock doctor`` requested it."""
+        if time.monotonic() < self._next_probe:
             return
-        self._next_question = time.monotonic() + ASKED_S
+        self._next_probe = time.monotonic() + PROBE_CHECK_S
         key = self._services.keys.looks
         self._responder.received(await self._services.control.do(lambda client: client.hget(key, ASKED)))
 
     async def end(self) -> None:
-        """Remove the record; a Redis that is down is not an error here."""
+        """Remove the record; log and ignore an unavailable Redis."""
         try:
             async with asyncio.timeout(END_S):
-                await self._services.tell_endings()
-                await self._note(b"")
+                await self._services.send_outcomes()
+                await self._write(b"")
         except Exception as exc:
-            log.warning("presence could not be removed: %r", exc)
+            log.warning("failed to remove the presence record: %r", exc)
 
-    async def _note(self, record: bytes) -> None:
+    async def _write(self, record: bytes) -> None:
         services = self._services
         await services.control.call(scripts.note(services.keys, services.keys.workers, services.worker, record))
 
     @property
     def state(self) -> WorkerState:
-        """Its state; if several apply, the most specific one."""
+        """State of the worker; the most specific one that applies."""
         engine = self._services.engine
         if self._draining.is_set():
             return WorkerState.DRAINING
@@ -174,7 +174,7 @@ class Presence:
         return WorkerState.CANNOT_LOAD if self._updates.cannot_load else WorkerState.SERVING
 
     def presence(self) -> WorkerPresence:
-        """Return the current record of the worker."""
+        """Return the current presence record."""
         services, engine, tally = self._services, self._services.engine, self._services.tally
         return WorkerPresence(
             name=services.worker,
@@ -216,6 +216,6 @@ class Presence:
 
 
 def smoothed(mean: float, rate: float) -> float:
-    """Return the mean of a rate over the last few seconds, after one more measurement; 0 for an idle worker."""
+    """Update the moving average of a rate with one measurement; return 0 for an idle worker."""
     mean = 0.7 * mean + 0.3 * rate
     return mean if mean >= IDLE_TOKENS_PER_S else 0.0

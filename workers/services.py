@@ -1,4 +1,4 @@
-"""Services and totals that the tasks of one worker share."""
+"""Hold the services and totals that the tasks of a worker share."""
 
 import asyncio
 from collections import Counter
@@ -25,7 +25,7 @@ from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
 from penstock.workers.jobs.environments import Environments
 from penstock.workers.jobs.generate import Source
-from penstock.workers.jobs.stops import Endings
+from penstock.workers.jobs.stops import Outcomes
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.rewards.frozen import FrozenModels
 from penstock.workers.rewards.score import Rewards
@@ -33,33 +33,33 @@ from penstock.workers.rewards.score import Rewards
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals for presence and metrics."""
+    """Count totals for presence and metrics."""
 
     generated_tokens: int = 0
     committed_samples: int = 0
     committed_groups: int = 0
-    #: Generated tokens of committed samples, and their tokens that the engine had cached.
+    #: Generated tokens of committed samples, and their tokens found in the engine's prefix cache.
     committed_tokens: int = 0
     cached_tokens: int = 0
-    #: Time of committed samples' requests at the engine, and of their rewards, summed over samples.
+    #: Engine time and reward time of committed samples, summed over samples.
     generate_s: float = 0.0
     reward_s: float = 0.0
-    #: Rewards of whole groups, and their time, reading the samples included.
+    #: Group rewards, and their time, including reading the samples.
     group_rewards: int = 0
     group_reward_s: float = 0.0
-    #: Answered requests that were sent again after an aborted answer.
+    #: Answered requests that resumed an aborted answer.
     resent_requests: int = 0
-    #: Prompt tokens of all answers of the engine, and those that it had cached.
+    #: Prompt tokens of all answers of the engine, and those found in its prefix cache.
     prompt_tokens: int = 0
     prompt_cached_tokens: int = 0
-    #: Answers with speculative decoding: tokens generated, draft checks, tokens drafted, tokens accepted.
+    #: Answers with speculative decoding: generated tokens, draft verifications, drafted tokens, accepted tokens.
     draft_answer_tokens: int = 0
     draft_checks: int = 0
     drafted_tokens: int = 0
     right_draft_tokens: int = 0
-    #: Failed attempts, by reason; engine crashes and lost leases not included.
+    #: Failed attempts by reason, without engine crashes and lost leases.
     failures: Counter[str] = field(default_factory=Counter)
-    #: Jobs that were charged with an engine crash, by their next state: resume, suspect, dead.
+    #: Jobs charged with an engine crash, by next state: resume, suspect, dead.
     crashes: Counter[str] = field(default_factory=Counter)
     lost_leases: int = 0
     handed_back: int = 0
@@ -68,20 +68,20 @@ class Tally:
     weight_pause_s: float = 0.0
     weight_load_s: float = 0.0
     weight_wait_s: float = 0.0
-    #: Versions fetched to this machine (serving, or transport delta), by origin: whole, deltas, here; their bytes, and
-    #: the time it took.
+    #: Versions fetched to this machine (serving, or transport delta) by origin (whole, deltas, here), their bytes, and
+    #: the duration.
     weight_copies: Counter[str] = field(default_factory=Counter)
     weight_copy_bytes: int = 0
     weight_copy_s: float = 0.0
-    #: Prefix checkpoints of running samples, and the bytes written for them.
+    #: Prefix checkpoints of running samples, and their bytes.
     checkpoints: int = 0
     checkpoint_bytes: int = 0
 
     def answered(self, segment: Segment, is_resent: bool = False) -> None:
-        """Count an answer of the engine, even if its sample is discarded.
+        """Count an answer of the engine, even if its tokens are discarded later.
 
         Args:
-            is_resent: its request was sent again, with the tokens so far, after an aborted answer.
+            is_resent: the request resumed an aborted answer.
         """
         self.resent_requests += is_resent
         self.prompt_tokens += segment.prompt_tokens
@@ -93,7 +93,7 @@ class Tally:
             self.right_draft_tokens += drafts.right
 
     def committed(self, sample: Sample | None) -> None:
-        """Count a committed sample; None if it is no longer in memory."""
+        """Count a committed sample; pass None if it is no longer in memory."""
         self.committed_samples += 1
         if sample is not None:
             self.committed_tokens += sum(sample.generated)
@@ -107,17 +107,17 @@ class Tally:
 
     @property
     def progress(self) -> int:
-        """Count of finished work: grows with every committed sample and dead letter."""
+        """Number of finished work items: grows with every committed sample and dead letter."""
         return self.committed_samples + self.crashes[JobState.DEAD]
 
 
 @dataclass(slots=True)
 class Services:
-    """Passed to every task, so that none imports another."""
+    """Share services and state between tasks, so that tasks do not import each other."""
 
     config: Config
     keys: Keys
-    #: Name of this worker process; also its name in the consumer group, so it is never used twice.
+    #: Unique name of this worker process, also in the consumer group.
     worker: str
     control: AsyncControl
     engine: Engine
@@ -129,45 +129,45 @@ class Services:
     sample_hooks: SampleHooks
     tokenizer: Tokenizer
     commits: Commits
-    endings: Endings
-    #: Bounds the samples that are generated at once.
+    outcomes: Outcomes
+    #: Limits the number of samples in generation.
     slots: asyncio.Semaphore
-    #: Episodes of agents, and where they are served; None: no dataset has any.
+    #: Agent episodes, and their URL; None if no dataset uses agents.
     agents: Agents | None = None
     agents_url: str = ""
-    #: Set by the first task that sees the engine die; the engine task restarts it.
+    #: Set by the first task that detects the loss of the engine; the engine task restarts it.
     engine_lost: asyncio.Event = field(default_factory=asyncio.Event)
-    #: The error of that task.
+    #: Reason of the loss.
     loss: str = ""
-    #: Why the engine is restarted only now and then; '' unless it is in a crash loop.
+    #: Reason of a crash loop; '' without one.
     crash_loop: str = ""
-    #: Starts of the engine so far.
+    #: Number of engine starts so far.
     births: int = 0
-    #: The start of the engine that last finished something: if it then crashes on a suspect, the job is the cause.
+    #: Number of the engine start that last finished a request: a later crash on a suspect is the job's fault.
     sure_birth: int = -1
-    #: State of the engine lost last: publication (VERSION-REV, '' for none), name of its start, whether it was sure.
+    #: Last lost engine: publication (VERSION-REV, '' for none), name of its start, whether it had finished a request.
     died: tuple[str, str, bool] = ("", "", True)
-    #: Whether its jobs are handed back before it is replaced, because no job caused the loss.
+    #: Whether jobs are handed back before the restart, because no job caused the loss.
     hands_back: bool = False
-    #: Whether it was lost during a weight transfer: no job caused that.
+    #: Whether the engine was lost during a weight transfer, which no job caused.
     died_receiving: bool = False
-    #: Newest version set aside while older weights serve as far as the bound allows; -1: none.
+    #: Newest version that was skipped while older weights serve within the bound; -1 if no version was skipped.
     stands_in_for: int = -1
-    #: The last publication on which this worker reported a finished request.
+    #: Last publication for which this worker reported a finished request.
     proven: str = ""
-    #: Set whenever a sample was generated or a job has ended: another may fit.
+    #: Set when a sample was generated or a job ended, so that another job may fit.
     room: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Set whenever weights were loaded or the engine is back: it may start jobs it could not before (T12).
+    #: Set when weights were loaded or the engine restarted, so that it may start newer jobs (T12).
     may_start_more: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
-    #: Open calls of its jobs to services and user code.
+    #: Open calls of jobs to services and user code.
     open_calls: OpenCalls = field(default_factory=OpenCalls)
     repeats: Repeats = field(default_factory=Repeats)
-    #: Set if others wait for the next presence record.
+    #: Set to publish the next presence record at once.
     show: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Samples that hold a slot now.
+    #: Number of samples in a slot.
     num_running: int = 0
-    #: Latest load of the engine's GPUs; () if it is external, or the load is unknown.
+    #: Returns the latest load of the engine's GPUs; () for an external engine or an unknown load.
     gpus: Callable[[], Sequence[GpuLoad]] = tuple
 
     #: Blocks requests while the engine restarts.
@@ -175,12 +175,12 @@ class Services:
 
     @property
     def source(self) -> Source:
-        """Where tokens come from."""
+        """Source of generated tokens."""
         return Source(self.engine, self.valves, self.tokenizer, self.config.rollout, self.tally.answered)
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it inside the ``with``."""
+        """Acquire a slot for the duration of the ``with``."""
         async with self.slots:
             self.num_running += 1
             try:
@@ -189,12 +189,12 @@ class Services:
                 self.num_running -= 1
 
     def lose_engine(self, birth: int, reason: str = "", *, hands_back: bool = False) -> None:
-        """Request a restart of the engine of start ``birth``; reports about an earlier engine are ignored.
+        """Request a restart of the engine with start number ``birth``; ignore reports about earlier engines.
 
-        Requests are blocked at once: jobs not at the engine when it died must not be charged with its crash.
+        Requests are blocked at once, so that jobs that were not at the engine are not charged with its crash.
 
         Args:
-            hands_back: it still runs, and its jobs are handed back before it is stopped.
+            hands_back: the engine still runs; its jobs are handed back before it is stopped.
         """
         if birth == self.births and not self.engine_lost.is_set():
             self._shut.enter_context(self.valves.requests.held(EngineRestarting()))
@@ -205,12 +205,12 @@ class Services:
 
     @property
     def is_sure(self) -> bool:
-        """True if the engine has finished something since it started."""
+        """Whether the engine has finished a request since it started."""
         return self.sure_birth == self.births
 
     @property
     def publication(self) -> str:
-        """``VERSION-REV`` of the engine's weights; '' for none."""
+        """Publication of the engine's weights as ``VERSION-REV``; '' without one."""
         return publication_id(self.engine.version, self.engine.rev) if self.engine.version >= 0 else ""
 
     @property
@@ -219,27 +219,27 @@ class Services:
         return max(self.engine.version, self.stands_in_for)
 
     def present(self) -> tuple[str, str, bool]:
-        """Return the same as ``died``, for the running engine."""
+        """Return the state of the running engine in the form of ``died``."""
         return self.publication, f"{self.worker}/{self.births}", self.is_sure
 
-    async def tell_endings(self) -> None:
-        """Record the outcomes of jobs since the last call. Blocks for a round trip at most."""
-        await self.endings.tell(self.control, self.keys)
+    async def send_outcomes(self) -> None:
+        """Send the job outcomes since the last call. Blocks for at most one round trip."""
+        await self.outcomes.send(self.control, self.keys)
 
-    async def note_finished(self, birth: int, begun_on: str) -> None:
-        """Record that the engine of start ``birth`` finished a request that began on publication ``begun_on``.
+    async def record_finished(self, birth: int, started_on: str) -> None:
+        """Record that the engine with start number ``birth`` finished a request started on publication ``started_on``.
 
-        A request that began and ended on one publication proves that engines work with it: reported once, in a round
-        trip.
+        A request that started and finished on one publication proves that engines work with it. Each publication is
+        reported once, in a round trip.
         """
         if birth != self.births or self.engine_lost.is_set():
             return
         self.sure_birth = birth
-        if begun_on in ("", self.proven) or begun_on != self.publication:
+        if started_on in ("", self.proven) or started_on != self.publication:
             return
-        self.proven = begun_on
+        self.proven = started_on
         trials = self.keys.trials(self.config.model.name)
-        await self.control.call(scripts.note(self.keys, trials, f"ok:{begun_on}", b"1"))
+        await self.control.call(scripts.note(self.keys, trials, f"ok:{started_on}", b"1"))
 
     def regain_engine(self) -> None:
         """Unblock requests."""

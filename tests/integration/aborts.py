@@ -16,7 +16,7 @@ async def assert_an_abort_ends_its_own_request_only(engine: Engine) -> None:
 
     def run(name: str) -> Coroutine[Any, Any, Segment]:
         sampling = {"max_new_tokens": lengths[name], "ignore_eos": True, "temperature": 1.0}
-        return engine.generate(PROMPT, sampling, rid=name, heard=lambda *_: drawing[name].set())
+        return engine.generate(PROMPT, sampling, rid=name, on_tokens=lambda *_: drawing[name].set())
 
     running = {}
     for name in lengths:

@@ -76,8 +76,8 @@ async def test_given_answers_are_samples_of_their_group(
     ("over", "says"),
     [
         ({"answers": ["1", "2", "3"]}, "gives 3 answers for a group of 2"),
-        ({"answers": [{"text": "1"}]}, "neither text nor lists of token ids"),
-        ({"answers": [[3, -1]]}, "neither text nor lists of token ids"),
+        ({"answers": [{"text": "1"}]}, "must be text or lists of token ids"),
+        ({"answers": [[3, -1]]}, "must be text or lists of token ids"),
         ({"answers": [[]]}, "3 and 0 tokens"),
         (
             {"answers": [[5] * 600]},

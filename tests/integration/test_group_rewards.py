@@ -269,7 +269,7 @@ async def test_groups_that_wait_for_their_reward_bound_what_a_worker_takes(
     of_worker = config(reward=of("waits_for_the_test", timeout_s=600.0), worker={"slots": 2})
     async with working(of_worker) as worker:
         jobs = admit(client, keys, [job(i) for i in range(8)])
-        await until(lambda: len(worker.held) >= 4 and worker.held.num_undrawn == 0)
+        await until(lambda: len(worker.held) >= 4 and worker.held.num_ungenerated == 0)
         assert worker.held.num_open == 8, "four times its slots"
         assert client.xlen(keys.jobs("train")) == 8
         go_on.touch()

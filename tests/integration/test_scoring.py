@@ -145,7 +145,7 @@ async def test_what_cannot_be_scored_is_an_error_with_its_reason_and_its_sibling
                 with pytest.raises(ScoreError, match=r"Sequences 0 to 0 .* buried as refused: .*told to answer 400"):
                     await scorer.ascore([[9, 3]], [1])
                 with pytest.raises(
-                    ScoreError, match=r"buried as refused: .*holds id 100000, and the model has ids below"
+                    ScoreError, match=r"buried as refused: .*has token id 100000, but the model.s ids are below"
                 ):
                     await scorer.ascore([[2, 100000]], [1])
         await assert_nothing_left(client, keys)

@@ -108,7 +108,7 @@ def test_I10_what_is_told_again_changes_nothing(client: redis.Redis, keys: Keys,
     for _ in range(3):
         keep(client, keys, held, 0, Drawn(5, rewound=2))
         grown = scripts.extend(
-            keys, held.job, held.token, 0, b"more", before=6, ttl_s=60, most=99, told=Drawn(7, rewound=2)
+            keys, held.job, held.token, 0, b"more", before=6, ttl_s=60, most=99, usage=Drawn(7, rewound=2)
         )
         run(client, grown)
         assert accounts(client, keys)["heard"] == 9
@@ -145,10 +145,10 @@ def test_I10_what_no_prefix_holds_is_lost_with_its_lease(
     if end == "release":
         assert run(client, scripts.release(keys, held.job, held.token, told))
     elif end == "crash":
-        run(client, scripts.crash(keys, held.job, held.token, "w1", "boom", told=told))
+        run(client, scripts.crash(keys, held.job, held.token, "w1", "boom", usage=told))
     elif end == "fail":
         call = scripts.fail(
-            keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=9, retry_ms=9, told=told
+            keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=9, retry_ms=9, usage=told
         )
         assert run(client, call) == "delayed"
     elif end == "reclaim":
@@ -199,7 +199,7 @@ def test_I10_requests_that_nobody_heard_of_are_counted_beside(
 
     held = begin(client, keys, 3)
     told = {0: Drawn(5, unheard=1), 1: Drawn(2)}
-    assert run(client, scripts.crash(keys, held.job, held.token, "w1", "boom", told=told)) == "resume"
+    assert run(client, scripts.crash(keys, held.job, held.token, "w1", "boom", usage=told)) == "resume"
     assert unheard() == 1, "told by its worker"
     (again,) = play.lease(client, keys, version=1)
     commit(client, keys, again, {2: Drawn(4)})
@@ -220,7 +220,7 @@ def test_I10_nobody_is_heard_who_lost_the_lease(client: redis.Redis, keys: Keys,
     (held,) = play.lease(client, keys, version=1)
     keep(client, keys, late, 0, Drawn(5))
     assert commit(client, keys, late, {0: Drawn(5)}).outcome == "lost"
-    run(client, scripts.crash(keys, late.job, late.token, "w1", "", told={0: Drawn(9)}))
+    run(client, scripts.crash(keys, late.job, late.token, "w1", "", usage={0: Drawn(9)}))
     assert accounts(client, keys) == {}
     assert commit(client, keys, held, {0: Drawn(4)}).outcome == "ok"
     assert accounts(client, keys) == {"heard": 4, "held": 4}
@@ -333,7 +333,7 @@ def test_I10_what_is_buried_comes_back_when_it_is_dug_up(client: redis.Redis, ke
     keep(client, keys, held, 0, Drawn(5))
     commit(client, keys, held, {1: Drawn(3)})
     call = scripts.fail(
-        keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=0, retry_ms=1, told={0: Drawn(6)}
+        keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=0, retry_ms=1, usage={0: Drawn(6)}
     )
     assert run(client, call) == "dead"
     assert accounts(client, keys) == {"heard": 9, "buried": 9}
@@ -466,9 +466,9 @@ class Draws:
         told = {k: self.drawn[held.token, k] for k in range(3)}
         call: Call[object] = self.random.choice([
             scripts.release(self.keys, held.job, held.token, told),
-            scripts.crash(self.keys, held.job, held.token, "w", "boom", told=told),
+            scripts.crash(self.keys, held.job, held.token, "w", "boom", usage=told),
             scripts.fail(self.keys, held.job, held.token, "w", reason="r", detail="", retry_ms=0,
-                         max_attempts=self.random.randint(0, 3), told=told),
+                         max_attempts=self.random.randint(0, 3), usage=told),
         ])  # fmt: skip
         committed = [k for k in range(3) if self.client.hexists(self.keys.group(held.job), f"s:{k}")]
         if run(self.client, call) not in (False, "lost"):

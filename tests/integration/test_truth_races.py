@@ -70,7 +70,7 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
                     Source(engine, valves, tokenizer, config),
                     Sample(Job(f"race/{number}/{i}", 1, prompt=f"{letter}{i:02}=", sampling=sampling), 0),
                     interval=1,
-                    drawn=drawn.release,
+                    on_growth=drawn.release,
                 )
             )
             for i, letter in enumerate("abcdefghijklmnopqrst")

@@ -48,7 +48,7 @@ ENVIRONMENTS = {
     "Exits": ("environment_raised", "SystemExit: 5"),
     "ExitsAtOnce": ("environment_raised", "SystemExit: os._exit(0)"),
     "Unwritable": ("environment_raised", "ValueError: a\\ud800b"),
-    "Answers": ("environment_raised", "neither an Observation nor None"),
+    "Answers": ("environment_raised", "return an Observation or None"),
     "OddTokens": ("environment_raised", "above 2147483648"),
     "Loses": ("environment_raised", "LeaseLost: not yours to say"),
     "Spoils": ("environment_raised", "and spoils its sample"),

@@ -390,7 +390,7 @@ async def test_never_more_samples_at_the_engine_than_slots_and_no_more_leased_th
     async with working(config(rollout={"n": 3})) as worker:
         await until(lambda: fake.num_running == 8)
         assert play.counter(client, keys, "admitted") == 12
-        assert 8 <= worker.held.num_undrawn <= 8 + 2, "one job may stick out, by less than its size"
+        assert 8 <= worker.held.num_ungenerated <= 8 + 2, "one job may stick out, by less than its size"
         fake.open.set()
         await until(all_in(client, keys, jobs, "ready"))
     assert fake.peak == 8

@@ -211,7 +211,7 @@ class Maker:
         sample, rollout = one.sample, self._config.rollout
         context = min(rollout.max_context_tokens, engine.info.max_context)
         what = f"sample {sample.id}: {self._hook.name}"
-        if isinstance(made, list) and engine.tells_routing:
+        if isinstance(made, list) and engine.returns_routing:
             raise HookError(
                 JobFailure.HOOK_RAISED,
                 f"{what} gave {len(made)} samples, and routed_experts of rollout.sides belong to one sequence: return "
@@ -221,7 +221,7 @@ class Maker:
         sample.seen, sample.reward, sample.drawn_s = made, reward_of(made), time.time()
         # These tokens were counted as discarded when they were generated.
         one.account.lost_turn -= sum(sample.generated)
-        if engine.tells_routing:
+        if engine.returns_routing:
             check_rows(sample)
 
     def _open_slime_client(self, args: Namespace) -> None:

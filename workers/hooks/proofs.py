@@ -14,7 +14,7 @@ from penstock.records.job import JobFailure
 from penstock.records.sample import FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
 from penstock.workers.hooks.draws import Draw
-from penstock.workers.jobs.routed_experts import keep_rows
+from penstock.workers.jobs.routed_experts import add_rows
 
 #: Largest difference between a claimed logprob and the engine's.
 CLOSE = 1e-4
@@ -220,4 +220,4 @@ def _describe(sample: Sample, made: Sequence[Any], used: Sequence[Draw]) -> None
     sample.num_unproven = min(sum(sample.generated), sum(one.num_unproven for one in inner))
     if any(ROUTED_EXPERTS in one.sides for one in inner):
         for one in sorted(inner, key=lambda one: len(one.tokens)):
-            keep_rows(sample, one.sides.get(ROUTED_EXPERTS))
+            add_rows(sample, one.sides.get(ROUTED_EXPERTS))

@@ -1,7 +1,7 @@
 """Write finished samples: payloads to their servers first, then the commits that make them count.
 
-One flusher serves all jobs of the worker: samples that finish while a batch is in flight go with the next, in one round
-trip for the payloads of each server and one for the commits.
+One flusher serves all jobs of the worker: samples that finish while a batch is in flight join the next batch, which
+takes one round trip per payload server and one for the commits.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Samples of one job being written."""
+    """Describe samples of one job that are being written."""
 
     job: str
     #: Token of the lease.
@@ -49,17 +49,17 @@ class Write:
     kind: str
     #: Whether a reward of the whole group follows.
     with_reward: bool = False
-    #: Discarded tokens of each sample; empty: none.
+    #: Discarded tokens of each sample; empty if no tokens were discarded.
     accounts: Sequence[Drawn] = ()
-    #: Payload server that has, or will have, its payloads.
+    #: Payload server chosen for the payloads.
     server: str = ""
-    #: (k, oldest version, metadata record) of each.
+    #: (k, oldest version, metadata record) of each sample.
     records: list[tuple[int, int, bytes]] = field(default_factory=list)
     #: Token usage, by k.
-    told: dict[int, Drawn] = field(default_factory=dict)
-    #: Server -> (key, bytes) not written yet; all samples of a write share one value, side arrays have their own.
+    usage: dict[int, Drawn] = field(default_factory=dict)
+    #: Server -> unwritten (key, bytes) pairs; all samples share one value, each side array has its own.
     payloads: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
-    #: What was written to the control Redis, and how often the connection to it had been lost before.
+    #: Pairs written to the control Redis, and the number of lost connections to it at that time.
     on_control: list[tuple[str, bytes]] = field(default_factory=list)
     losses: int = 0
 
@@ -68,11 +68,11 @@ class Write:
         return sum(len(data) for pairs in self.payloads.values() for _, data in pairs)
 
     def pack(self, server: str, keys: Keys, *, worker: str, wanted: Sequence[str]) -> None:
-        """Encode its payloads for ``server``, and the records that name it; call again if the server changes.
+        """Encode the payloads for ``server`` and the records that refer to it; call again if the server changes.
 
         Args:
-            worker: recorded with each sample.
-            wanted: side arrays that the run requires.
+            worker: name recorded with each sample.
+            wanted: names of the side arrays that the run requires.
 
         Raises:
             PayloadError: the arrays of a sample are inconsistent, or a required side array is missing.
@@ -91,16 +91,16 @@ class Write:
         self.records = [
             (meta.k, meta.oldest, bounded_record(sample.id, meta)) for sample, meta in zip(samples, metas, strict=True)
         ]
-        thrown = self.accounts or [Drawn()] * len(metas)
-        self.told = {
+        discarded = self.accounts or [Drawn()] * len(metas)
+        self.usage = {
             meta.k: replace(account, live=Drawn.recorded(meta).live)
-            for meta, account in zip(metas, thrown, strict=True)
+            for meta, account in zip(metas, discarded, strict=True)
         }
         self.server = server
 
     def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:
         """Add the side arrays of a sample to its payloads; return the record that names them."""
-        # Evaluated and scored samples are not trained.
+        # Evaluated and scored samples are never trained on.
         is_untrained = sample.job.lane in (Lane.EVAL, Lane.SCORE)
         if is_untrained:
             wanted = ()
@@ -116,7 +116,7 @@ class Write:
         entries = [[name, len(data), payloads.checksum_of(data)] for name, data in arrays.items()]
         entries += [one.entry(name) for name, one in shared.items()]
         data_of = arrays | {name: one.data for name, one in shared.items()}
-        # Written unless they exist: arrays of the group once, with whichever sample comes first.
+        # Existing keys are not rewritten, so the first sample of a group writes the arrays that the group shares.
         pairs = [(sides.key_of(keys, self.job, sample.k, self.token, entry), data_of[entry[0]]) for entry in entries]
         self.payloads[meta.server] += pairs
         return replace(meta, sides=entries)
@@ -127,12 +127,12 @@ def bounded_record(sample: str, meta: SampleMeta) -> bytes:
     data = meta.to_bytes()
     if len(data) > MAX_META_BYTES:
         raise PayloadError(
-            f"sample {sample}: its record has {len(data):,} bytes, more than the {MAX_META_BYTES:,} of one."
+            f"sample {sample}: its record has {len(data):,} bytes, at most {MAX_META_BYTES:,} are allowed."
         )
     return data
 
 
-#: Pause before writing to a full Redis is retried.
+#: Seconds between attempts to write to a full Redis.
 FULL_WAIT_S = 1.0
 #: Largest batch of payloads in flight, in bytes.
 BATCH_BYTES = 16 * 1024 * 1024
@@ -154,7 +154,7 @@ class Commits:
         self._waiting = waiting
         self._worker = worker
         self._wanted_sides = config.rollout.sides
-        #: Payload servers this worker writes to.
+        #: Payload servers to which this worker writes.
         self.stores = self._stores = PayloadStores(config.redis, keys, control)
         #: Server -> number of submitted samples that are neither committed nor cancelled.
         self._open: Counter[str] = Counter()
@@ -165,13 +165,13 @@ class Commits:
         """Report what the worker is blocked on; None ends the wait."""
         self._waiting.blocked_on(cause)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Refresh the list of payload servers. One round trip if nothing changed."""
-        await self._stores.look()
+        await self._stores.refresh()
 
     @property
     def servers_seen(self) -> str:
-        """Revision of the directory this worker follows: it writes to no server that was not live in that revision."""
+        """Directory revision in use: this worker writes only to servers that were live in that revision."""
         if any(count for name, count in self._open.items() if name not in self._stores.names):
             return ""
         return self._stores.rev
@@ -211,7 +211,7 @@ class Commits:
         return self._stores.choose(write.samples[0].id)
 
     def _pack(self, write: Write, server: str) -> None:
-        """Pack its payloads for this server, and count it as open there. Raises PayloadError."""
+        """Pack the payloads for ``server`` and count the write as open there. Raises PayloadError."""
         before = write.server
         write.pack(server, self._keys, worker=self._worker, wanted=self._wanted_sides)
         if before:
@@ -222,7 +222,7 @@ class Commits:
         self._open[write.server] -= 1
 
     async def _flush(self) -> None:
-        """Write until nothing is pending."""
+        """Write batches until no write is pending."""
         while self._pending:
             batch = self._pending
             try:
@@ -231,7 +231,7 @@ class Commits:
                     self._waiting.end()
                     continue
             except Exception as exc:
-                # Not transient: each job becomes a dead letter of its own.
+                # Not transient: each job becomes a dead letter.
                 for write in batch:
                     if not write.done.done():
                         write.done.set_exception(exc)
@@ -243,14 +243,14 @@ class Commits:
         self._waiting.end()
 
     async def _next_batch(self) -> list[Write]:
-        """Remove and return pending writes whose servers have room, at most ``BATCH_BYTES``."""
+        """Remove and return pending writes whose servers have room, up to ``BATCH_BYTES``."""
         for write in self._pending:
-            # None of its samples is committed, so no record refers to the previous server.
+            # No sample is committed yet, so no record refers to the previous server.
             if write.payloads and not write.done.done() and self._stores.is_away(write.server):
                 chosen = self._choose(write)
                 if chosen != write.server:
                     self._pack(write, chosen)
-        # Only servers with pending writes: a drained one may be gone.
+        # Check only servers with pending writes: a drained server may no longer exist.
         wanted = {CONTROL, *(name for write in self._pending for name in write.payloads)}
         full = {name for name in wanted if await self._stores.is_full(name)}
         batch: list[Write] = []
@@ -268,9 +268,9 @@ class Commits:
         return batch
 
     async def _write(self, batch: list[Write]) -> bool:
-        """Write payloads, then commit the writes whose payloads are stored; requeue those that found no room.
+        """Write payloads, then commit the writes whose payloads are stored; requeue writes that a full server refused.
 
-        Returns whether anything was written.
+        Return whether any write succeeded.
         """
         for server in {name for write in batch for name in write.payloads}:
             await self._write_payloads(server, [write for write in batch if server in write.payloads])
@@ -281,7 +281,7 @@ class Commits:
 
     async def _write_payloads(self, server: str, writes: list[Write]) -> None:
         pairs, losses = [pair for write in writes for pair in write.payloads[server]], self._control.losses
-        # Reported only if it takes longer than MOMENT_S; the wait ends once something is written.
+        # Report the wait only after MOMENT_S; it ends with the first successful write.
         report = asyncio.get_running_loop().call_later(
             MOMENT_S, self._waiting.blocked_on, PayloadServersAway((server,))
         )
@@ -302,7 +302,7 @@ class Commits:
                     write.on_control, write.losses = pairs, losses
 
     async def _commit(self, writes: list[Write]) -> list[Write]:
-        """Commit with one call per lease; return the writes that found no room."""
+        """Commit with one call per lease; return the writes that a full Redis refused."""
         leases: dict[tuple[str, str], list[Write]] = {}
         for write in writes:
             leases.setdefault((write.job, write.token), []).append(write)
@@ -312,7 +312,7 @@ class Commits:
                 job,
                 token,
                 [record for write in together for record in write.records],
-                {k: drawn for write in together for k, drawn in write.told.items()},
+                {k: usage for write in together for k, usage in write.usage.items()},
                 with_reward=any(write.with_reward for write in together),
             )
             for (job, token), together in leases.items()
@@ -335,16 +335,16 @@ class Commits:
         return refused
 
     async def _send(self, client: AsyncClient, writes: list[Write], calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """Return the replies to the commits; None if the connection was lost since their payloads were written.
+        """Return the replies to the commits; None if the connection was lost after the payloads were written.
 
-        After a failover the new Redis may not have those payloads.
+        After a failover the new Redis may lack those payloads.
         """
         if any(write.on_control and write.losses != self._control.losses for write in writes):
             return None
         return await _call_all(client, calls)
 
     async def _write_again(self, writes: list[Write]) -> list[Write]:
-        """Write payloads on the control Redis again if they are missing, then commit as ``_commit``."""
+        """Write missing payloads to the control Redis again, then commit like ``_commit``."""
         stored = [write for write in writes if write.on_control]
         for write in stored:
             write.payloads[CONTROL] = write.on_control
@@ -365,7 +365,7 @@ class Commits:
 
 
 async def _call_all(client: AsyncClient, calls: Sequence[Call[Any]]) -> list[Any]:
-    """Return the raw replies of calls of one kind, sent in one pipeline; a failed call yields its exception."""
+    """Send calls of one kind in a pipeline; return the raw replies, with the exception of each failed call."""
     if not calls:
         return []
     while True:

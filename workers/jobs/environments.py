@@ -1,4 +1,4 @@
-"""Environments: what a sample interacts with between its turns (tools, code, search, a simulated user).
+"""Run user environments, which respond to a sample between its turns (tools, code, search, a simulated user).
 
 An environment is a class named by import path, ``module:Class``, in the worker's configuration; one instance serves one
 sample::
@@ -13,8 +13,8 @@ sample::
                 return None
             return Observation(text="<result>" + await self.index.find(query) + "</result>")
 
-Its observations enter the sequence with mask 0, and the next turn is generated from the tokens as they are: an
-observation contains everything the chat template puts between two turns.
+Observations enter the sequence with mask 0, and the next turn continues from exactly these tokens, so an observation
+has to contain everything that the chat template puts between two turns.
 """
 
 import logging
@@ -42,17 +42,17 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for ``close``: a worker that ends hands its jobs back afterwards.
+#: Longest wait for ``close``: an exiting worker hands its jobs back only afterwards.
 CLOSE_S = 5.0
-#: Ids are stored as int32.
+#: Token ids are stored as int32.
 MAX_TOKEN = 2**31
-#: Parameter of constructors for the conversations with the model.
+#: Name of the constructor parameter that receives conversations with the model.
 CHAT = "chat"
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The response of an environment to a turn: text or token ids, not both."""
+    """Hold the response of an environment to a turn: text or token ids, not both."""
 
     #: Encoded unchanged, without special tokens added by the tokenizer.
     text: str | None = None
@@ -66,31 +66,30 @@ class Observation:
 
     def __post_init__(self) -> None:
         if not self.done and (self.text is None) == (self.tokens is None):
-            raise ValueError("an Observation has text or tokens, one of them, or done=True")
+            raise ValueError("an Observation needs exactly one of text and tokens, or done=True")
 
 
 class Environment(Protocol):
-    """One sample's environment.
+    """Define the interface of an environment; one instance serves one sample.
 
-    After a kill or a hand-back another instance continues a sample of several turns if the class allows that:
+    After a kill or a hand-back another instance can continue a sample of several turns:
 
     - ``replayable = True``: after ``reset`` the same turns get the same observations. The recorded turns are repeated.
     - ``async snapshot() -> state`` and ``async restore(job, state)``: the state, of numbers, text, bytes, lists and
       maps, is stored after each observation. A step whose observation was not stored is repeated only if the class has
       ``repeatable = True``; else the sample starts over.
 
-    ``async close()``, if the class has it, is called once at the end: also after a failure, a timeout, a cancellation
-    or a lost lease, but not after a kill.
+    ``async close()``, if defined, is called once at the end, also after a failure, a timeout, a cancellation or a lost
+    lease, but not after a kill.
 
-    Attributes ``timeout_s`` (instead of ``rollout.environment_timeout_s``) and ``turn_limits`` (``max_new_tokens`` and
-    ``stop`` of the next turn, within the run's own limits) are read before each call and each turn, if the class has
-    them.
+    Two optional attributes: ``timeout_s`` overrides ``rollout.environment_timeout_s`` and is read before each call;
+    ``turn_limits`` (``max_new_tokens`` and ``stop``, within the run's limits) is read before each turn.
     """
 
     async def reset(self, job: Job) -> Observation | None:
-        """Prepare for the first turn; also before a sample whose first turn is stored continues, or starts over.
+        """Prepare for the first turn; also called before a stored sample continues or starts over.
 
-        An Observation that is returned is the prompt, instead of the job's.
+        A returned Observation replaces the job's prompt.
         """
 
     async def step(self, sample: Sample) -> Observation | None:
@@ -98,14 +97,14 @@ class Environment(Protocol):
 
 
 async def within(timeout_s: float, work: Callable[[], Awaitable[T]], call: CodeCalled) -> T:
-    """Return the response of an environment. Waits for at most ``timeout_s``, even if it ignores cancellation.
+    """Return the response of an environment. Waits at most ``timeout_s``, even if it ignores cancellation.
 
     Args:
         call: the environment and the sample, named in waits and errors.
 
     Raises:
-            EnvironmentTimeout: it did not respond; it is cancelled and no longer awaited.
-            EnvironmentRaised: it raised any exception.
+            EnvironmentTimeout: the environment did not respond; it is cancelled and no longer awaited.
+            EnvironmentRaised: the environment raised an exception.
     """
     what = call.label
     try:
@@ -113,18 +112,18 @@ async def within(timeout_s: float, work: Callable[[], Awaitable[T]], call: CodeC
             return await bounded(work, timeout_s, what)
     except TimeoutError:
         raise EnvironmentTimeout(
-            f"{what} did not answer within {call.limit} = {timeout_s:g} s: raise it, or see what the environment waits "
-            "for."
+            f"{what} did not answer within {call.limit} = {timeout_s:g} s: raise the limit, or find out what blocks "
+            "the environment."
         ) from None
     except Raised as exc:
         raise EnvironmentRaised(f"{what} {exc}.") from exc
 
 
 async def step(environment: Environment, sample: Sample, timeout_s: float, call: CodeCalled) -> Observation | None:
-    """Call an environment with a copy of ``sample``, and read back the fields it may set. Waits as ``within``.
+    """Call ``step`` with a copy of ``sample`` and copy back the fields it may set. Waits like ``within``.
 
     Raises:
-        EnvironmentTimeout, EnvironmentRaised: as ``within`` and ``checked``, or it set a field to another type.
+        EnvironmentTimeout, EnvironmentRaised: see ``within`` and ``checked``; or a field was set to a wrong type.
     """
     given = sample.copy_for_user()
     answer = await within(timeout_s, lambda: environment.step(given), call)
@@ -136,56 +135,54 @@ async def step(environment: Environment, sample: Sample, timeout_s: float, call:
 
 
 async def close(environment: Environment, sample: Sample) -> None:
-    """Call ``close`` of an environment, if it has one; its failure is logged. Waits for at most ``CLOSE_S``."""
+    """Call ``close`` of an environment if defined, and log a failure. Waits at most ``CLOSE_S``."""
     if not callable(end := getattr(environment, "close", None)):
         return
     try:
         await within(CLOSE_S, end, CodeCalled("close", sample.job.environment or "given", "sample", sample.id))
     except EnvironmentTimeout:
-        log.warning("sample %s: close of its environment takes longer than %g s; it is cancelled", sample.id, CLOSE_S)
+        log.warning("sample %s: closing its environment took longer than %g s; cancelled", sample.id, CLOSE_S)
     except EnvironmentRaised as exc:
         log.warning("%s", exc)
 
 
 def checked(observation: object, what: str) -> Observation | None:
-    """Validate the response of ``step``: token ids become plain integers, and text valid UTF-8.
+    """Validate the response of ``step``; convert token ids to plain integers and text to valid UTF-8.
 
     Raises:
-        EnvironmentRaised: it is neither an Observation nor None, or has neither text nor token ids.
+        EnvironmentRaised: the response is neither an Observation nor None, or its text or token ids are invalid.
     """
     if observation is None or (isinstance(observation, Observation) and observation.done):
         return observation
     if not isinstance(observation, Observation):
-        raise EnvironmentRaised(f"{what} answered {safe_repr(observation)}, which is neither an Observation nor None.")
+        raise EnvironmentRaised(f"{what} returned {safe_repr(observation)}: return an Observation or None.")
     text, tokens = observation.text, observation.tokens
     try:
         if tokens is None:
             return replace(observation, text=utf8_safe(text)) if isinstance(text, str) else _refuse(text, what)
         ids = [operator.index(token) for token in tokens]
     except Exception as exc:
-        raise EnvironmentRaised(
-            f"{what} answered tokens {safe_repr(tokens)}, which are not ids: {format_exc(exc)}."
-        ) from exc
+        raise EnvironmentRaised(f"{what} returned invalid token ids {safe_repr(tokens)}: {format_exc(exc)}.") from exc
     if not all(0 <= token < MAX_TOKEN for token in ids):
-        raise EnvironmentRaised(f"{what} answered tokens that are below 0 or above {MAX_TOKEN}.")
+        raise EnvironmentRaised(f"{what} returned token ids below 0 or above {MAX_TOKEN}.")
     return replace(observation, tokens=ids)
 
 
 def _refuse(text: object, what: str) -> NoReturn:
-    raise EnvironmentRaised(f"{what} answered the text {safe_repr(text)}, which is not text.")
+    raise EnvironmentRaised(f"{what} returned the text {safe_repr(text)}: text must be a string.")
 
 
 class Environments:
-    """The environments that this worker may make.
+    """Create environments from the classes that this worker may use.
 
     Args:
-        allowed: import paths, ``module:Class``, or ``agent``, of the worker's own configuration. Jobs come from Redis,
-            and a client of that Redis must not choose what is imported here.
-        judges: passed to environments whose constructor has a parameter of this name.
-        chat: makes the argument ``chat`` of environments whose constructor has one (``agents/model_chat.py``).
+        allowed: import paths, ``module:Class``, or ``agent``, from the worker's configuration: a client of Redis, from
+        which jobs come, must not choose the imports of a worker.
+        judges: passed to constructors with a parameter ``judges``.
+        chat: makes the argument of constructors with a parameter ``chat`` (``agents/model_chat.py``).
 
     Raises:
-        ConfigError: one of ``allowed`` cannot be imported, or is not an environment.
+        ConfigError: an import path of ``allowed`` cannot be imported, or is not an environment.
     """
 
     def __init__(
@@ -204,21 +201,21 @@ class Environments:
         }
 
     def check(self, job: Job) -> None:
-        """Raise ConfigError if a job names an environment this worker may not make. Imports nothing."""
+        """Raise ConfigError if a job names an environment that is not allowed here. Imports nothing."""
         if job.environment == AGENT and self._has_agents:
             return
         if job.environment and job.environment not in self._classes:
             raise ConfigError(
-                f"job {job.id} names environment {safe_repr(job.environment)}, and a worker imports only what its own "
-                "configuration names: add it to worker.environments, if it is yours, and start the workers again."
+                f"job {job.id} names environment {safe_repr(job.environment)}, which this worker may not import: if "
+                "you trust it, add it to worker.environments and restart the workers."
             )
 
     def make(self, job: Job) -> Environment | None:
-        """Create the environment of a sample of ``job``; None if the job names none, or an agent runs its samples.
+        """Create the environment of a sample of ``job``; return None without one, or if an agent runs its samples.
 
         Raises:
-            ConfigError: as :meth:`check`.
-            EnvironmentRaised: its constructor raised.
+            ConfigError: see :meth:`check`.
+            EnvironmentRaised: the constructor raised.
         """
         self.check(job)
         if job.environment in (None, "", AGENT):
@@ -227,21 +224,21 @@ class Environments:
             return self._classes[job.environment](**self._given[job.environment])
         except BaseException as exc:
             raise EnvironmentRaised(
-                f"environment {job.environment} raised {format_exc(exc)} when it was made."
+                f"the constructor of environment {job.environment} raised {format_exc(exc)}."
             ) from exc
 
 
 def allowed_environments(config: Config) -> list[str]:
-    """Return the import paths of the environments that workers of this configuration may make."""
+    """Return the import paths of the environments that this configuration allows."""
     datasets = [*config.data.train, *config.data.eval]
     return [*config.worker.environments, *(one.environment for one in datasets if one.environment is not None)]
 
 
 def load_environment(path: str) -> Callable[..., Environment]:
-    """Import the class at ``module:Class``; the working directory is on the path.
+    """Import the class at ``module:Class``, with the working directory on ``sys.path``.
 
     Raises:
-        ConfigError: it cannot be imported, or has no ``reset`` and ``step``.
+        ConfigError: the class cannot be imported, or lacks ``reset`` or ``step``.
     """
     cwd = str(Path.cwd())
     if cwd not in sys.path:
@@ -251,5 +248,5 @@ def load_environment(path: str) -> Callable[..., Environment]:
     found = find(path, "environment")
     for method in ("reset", "step"):
         if not callable(getattr(found, method, None)):
-            raise ConfigError(f"environment {path!r} has no method {method!r}: it needs async reset and async step.")
+            raise ConfigError(f"environment {path!r} has no method {method!r}: define async reset and async step.")
     return found  # type: ignore[no-any-return]

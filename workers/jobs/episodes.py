@@ -1,9 +1,9 @@
-"""Continue a sample in a new environment: by its snapshot, else by replay of the recorded turns.
+"""Continue a sample in a new environment: restore its snapshot, or replay the recorded turns.
 
     restore(job, state)   the environment is as it was after its last recorded observation
     reset, step, step...  every step answers as recorded (``replayable``)
 
-A step whose answer was not recorded may have acted. It is repeated only by an environment that allows it.
+A step whose answer was not recorded may have had effects. It is repeated only if the environment allows it.
 """
 
 import logging
@@ -21,27 +21,27 @@ from penstock.workers.jobs.environments import Environment, Observation, checked
 
 log = logging.getLogger(__name__)
 
-#: Most bytes of a snapshot, packed.
+#: Largest packed snapshot, in bytes.
 MAX_STATE_BYTES = 1024 * 1024
 
 
 def can_resume(environment: Environment | None) -> bool:
-    """Return whether a sample of several turns can be continued in a new environment of this class."""
+    """Return whether a new environment of this class can continue a sample of several turns."""
     return is_replayable(environment) or has_snapshots(environment)
 
 
 def is_replayable(environment: Environment | None) -> bool:
-    """Return whether an environment gives the same observations to the same turns, and its steps may be repeated."""
+    """Return whether an environment repeats its observations for the same turns, so that steps may be replayed."""
     return bool(getattr(environment, "replayable", False))
 
 
 def has_snapshots(environment: Environment | None) -> bool:
-    """Return whether an environment has ``snapshot`` and ``restore``."""
+    """Return whether an environment defines ``snapshot`` and ``restore``."""
     return all(callable(getattr(environment, name, None)) for name in ("snapshot", "restore"))
 
 
 def packed_state(sample: Sample, state: bytes = b"") -> bytes | None:
-    """Pack what an environment set, and its packed snapshot; None if that cannot be stored."""
+    """Pack the reward that an environment set and its packed snapshot; return None if they cannot be stored."""
     reward: Any = sample.reward
     if hasattr(reward, "item"):
         reward = reward.item()  # numpy's and torch's
@@ -54,20 +54,20 @@ def packed_state(sample: Sample, state: bytes = b"") -> bytes | None:
 
 
 def unpacked_state(data: bytes) -> tuple[Any, dict[str, Any], bytes]:
-    """Return reward, its fields and the packed snapshot. Raises ProtocolError."""
+    """Return the reward, its fields and the packed snapshot. Raises ProtocolError."""
     found = unpack(data, "the state of an environment")
     if not isinstance(found, list) or [type(one) for one in found[1:]] != [dict, bytes]:
-        raise ProtocolError(f"the state of an environment is {safe_repr(found)}.")
+        raise ProtocolError(f"the stored state of an environment is invalid: {safe_repr(found)}.")
     return found[0], found[1], found[2]
 
 
 async def snapshot(environment: Environment, sample: Sample, timeout_s: float, call: CodeCalled) -> bytes | None:
-    """Return the packed state after an observation; None without snapshots, or if the reward cannot be stored.
+    """Return the packed state after an observation; None if snapshots are not supported or cannot be stored.
 
-    Waits as ``within``.
+    Waits like ``within``.
 
     Raises:
-        EnvironmentTimeout, EnvironmentRaised: as ``within``, or the snapshot cannot be stored.
+        EnvironmentTimeout, EnvironmentRaised: see ``within``; or the snapshot itself cannot be stored.
     """
     if not has_snapshots(environment):
         return None
@@ -90,7 +90,7 @@ async def snapshot(environment: Environment, sample: Sample, timeout_s: float, c
 async def reset(
     environment: Environment, sample: Sample, timeout_s: float, call_of: Callable[[EnvironmentCall], CodeCalled]
 ) -> Observation | None:
-    """Prepare an environment for the first turn; return the prompt, None: the job's. Waits and raises as ``step``."""
+    """Call ``reset`` before the first turn; return the new prompt, None to keep the job's. Raises like ``step``."""
     given, call = sample.job.copy_for_user(), call_of("reset")
     prompt = checked(await within(timeout_s, lambda: environment.reset(given), call), call.label)
     return None if prompt is None or prompt.done else prompt
@@ -103,21 +103,21 @@ async def resume(
     timeout_s: float,
     call_of: Callable[[EnvironmentCall], CodeCalled],
 ) -> bool:
-    """Bring a new environment to where a sample is. Waits for the user's code.
+    """Bring a new environment to the current state of a sample. Waits for user code.
 
     Args:
         encode: returns the tokens of an observation.
 
     Returns:
-        False: that is not possible, and the sample has to start over.
+        False if that is impossible: the sample has to start over.
 
     Raises:
-        EnvironmentTimeout, EnvironmentRaised: it cannot prepare for the first turn.
+        EnvironmentTimeout, EnvironmentRaised: ``reset`` failed.
     """
     may_repeat = is_replayable(environment) or bool(getattr(environment, "repeatable", False))
     is_open_step = sample.finish_reason == FinishReason.STOP and len(sample.turns) == sample.num_turns
     if is_open_step and has_snapshots(environment) and not may_repeat:
-        log.info("sample %s starts over: the step after its turn %d may have acted", sample.id, sample.num_turns)
+        log.info("sample %s starts over: the step after its turn %d may have had effects", sample.id, sample.num_turns)
         return False
     if sample.num_turns == 1 and sample.state is None:
         prompt = await reset(environment, sample, timeout_s, call_of)
@@ -141,7 +141,7 @@ async def _replay(
     timeout_s: float,
     call_of: Callable[[EnvironmentCall], CodeCalled],
 ) -> bool:
-    """Repeat the recorded steps; return whether each gave the recorded observation."""
+    """Repeat the recorded steps; return whether each returned the recorded observation."""
     ends = list(_turns(sample))
     if len(ends) != sample.num_turns - 1:
         log.warning("sample %s starts over: a turn without tokens cannot be repeated", sample.id)
@@ -158,7 +158,7 @@ async def _replay(
         if not is_same or encode(observation) != sample.tokens[end:until]:  # type: ignore[arg-type]
             log.warning(
                 "sample %s starts over: the environment did not repeat its observation after turn %d; "
-                "replayable is for environments that do",
+                "do not set replayable on it",
                 sample.id,
                 turn,
             )
@@ -168,18 +168,18 @@ async def _replay(
 
 
 def _turns(sample: Sample) -> Iterator[tuple[int, int]]:
-    """Yield for each turn with a recorded observation the index after its tokens, and that after its observation."""
+    """Yield (end of the turn, end of its observation) as token indices, for each turn with a recorded observation."""
     at = sample.prompt_length
-    runs = [(bool(drawn), len(list(run))) for drawn, run in groupby(sample.generated[at:])]
-    for (drawn, count), (_, observed) in zip(runs[::2], runs[1::2], strict=False):
-        if not drawn:
+    runs = [(bool(generated), len(list(run))) for generated, run in groupby(sample.generated[at:])]
+    for (generated, count), (_, observed) in zip(runs[::2], runs[1::2], strict=False):
+        if not generated:
             return
         yield at + count, at + count + observed
         at += count + observed
 
 
 def _until(sample: Sample, end: int, turns: int, past: Sample) -> Sample:
-    """Return a sample as it was at the end of a turn, with what the environment set in ``past``, the turn before."""
+    """Return a sample truncated to the end of a turn, with the fields that the environment set in ``past``."""
     lists = {name: getattr(sample, name)[:end] for name in ("tokens", "logprobs", "generated", "versions")}
     lists["loss_mask"] = past.loss_mask + lists["generated"][len(past.loss_mask) :]
     done = sample.turns[:turns]

@@ -1,4 +1,4 @@
-"""Map a failure of a leased job to an outcome: retry (fail), dead letter (refused), or engine crash (crash)."""
+"""Map a failure of a leased job to an outcome: retry, dead letter, or engine crash."""
 
 import asyncio
 import logging
@@ -34,23 +34,23 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class FailureReport:
     """Report the failure of one leased job. The lease is over afterwards, whatever the outcome."""
 
     services: Services
     lease: RawLease
-    #: Its record; None if it could not be read.
+    #: Record of the job; None if it could not be read.
     job: Job | None
     #: Writes checkpoints of unfinished samples, so that the next worker can continue them.
     keep_prefixes: Callable[[], Awaitable[None]]
     #: Returns the token usage of the samples that are not committed, by k.
     usage: Callable[[], dict[int, Drawn]]
 
-    async def make(self, failure: Exception) -> None:
-        """Report ``failure``. Blocks for commits in flight and two round trips.
+    async def send(self, failure: Exception) -> None:
+        """Report ``failure`` to Redis. Blocks for commits in flight and two round trips.
 
         Raises:
-            LeaseLost: another worker had leased the job by then.
+            LeaseLost: another worker has leased the job in the meantime.
         """
         user_trace = user_trace_of(failure)
         match failure:
@@ -75,7 +75,7 @@ class Charge:
             case PayloadError():
                 await self._fail(failure, JobFailure.PAYLOAD_ERROR, str(failure))
             case _:
-                # A defect of penstock: the dead letter holds the traceback.
+                # A bug in penstock: store the traceback in the dead letter.
                 await self._fail(failure, JobFailure.RAISED, trace_of(failure))
 
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
@@ -95,21 +95,21 @@ class Charge:
                 max_attempts=0 if permanent else config.max_attempts,
                 retry_ms=int(config.retry_s * 1000),
                 max_retry_ms=MAX_RETRY_MS,
-                told=self.usage(),
+                usage=self.usage(),
             )
         )
         last = (detail.strip().splitlines() or [""])[-1]
         if state == JobState.DEAD and self.job is not None:
-            services.endings.note(self.job, reason, last)
-            await services.tell_endings()
-        message = f"job {job} failed as {reason} and is {state} now: {last[:1000]}"
+            services.outcomes.add(self.job, reason, last)
+            await services.send_outcomes()
+        message = f"job {job} failed ({reason}), new state {state}: {last[:1000]}"
         if reason in OF_USER_CODE or reason == JobFailure.RAISED:
             services.repeats.warn(failure, message, f"{reason} {state}")
         else:
             log.warning("%s", message)
 
     async def _release(self, detail: str) -> None:
-        """Hand the job back without a charged attempt: the engine was lost while it received weights."""
+        """Hand the job back without charging an attempt: the engine was lost while it received weights."""
         await self.keep_prefixes()
         services, job = self.services, self.lease.job
         await services.control.call(scripts.release(services.keys, job, self.lease.token, self.usage()))
@@ -129,15 +129,15 @@ class Charge:
             publication=publication,
             engine=engine,
             sure=sure,
-            told=self.usage(),
+            usage=self.usage(),
         )
         state = await services.control.call(call)
         services.tally.crashes[state] += 1
-        log.warning("engine died while it ran job %s, which is %s now", job, state)
+        log.warning("engine died while running job %s, new state %s", job, state)
 
 
 def failure_of(task: "asyncio.Task[None]") -> Exception | None:
-    """Return the exception of a finished task of one sample; None if it succeeded. Raises what must end the worker."""
+    """Return the exception of a finished sample task; None if it succeeded. Raises errors that must end the worker."""
     if task.cancelled():
         return RuntimeError(f"{task.get_name()} was cancelled.")
     failure = task.exception()

@@ -1,4 +1,4 @@
-"""Generate one sample: token in, token out, turn by turn, through aborts and weight changes."""
+"""Generate one sample from token ids, turn by turn, through aborts and weight changes."""
 
 import asyncio
 import logging
@@ -21,16 +21,16 @@ from penstock.text import safe_repr
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
 from penstock.workers.jobs.environments import Environment, Observation, step
 from penstock.workers.jobs.episodes import packed_state, reset, resume, snapshot, unpacked_state
-from penstock.workers.jobs.routed_experts import check_rows, is_told, keep_rows
+from penstock.workers.jobs.routed_experts import add_rows, check_rows, has_all_routing
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.stops import StopRule, as_list
 from penstock.workers.jobs.valves import Valves
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for the tokens of a sample that is cancelled.
+#: Longest wait for the tokens of a cancelled sample.
 _COLLECT_S = 5.0
-#: Aborts in a row without a usable token and without new weights, after which the engine is considered broken.
+#: Consecutive aborts without a usable token or new weights before the engine is considered broken.
 _MAX_IDLE_ABORTS = 50
 
 
@@ -39,27 +39,27 @@ def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:
     if job.prompt_ids is not None:
         return list(job.prompt_ids)
     if job.prompt is None:
-        raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
+        raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: set one of them.")
     return list(_encode(tokenizer, job.prompt))
 
 
 @lru_cache(maxsize=64)
 def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """Tokenize a prompt, once for all samples of its group."""
-    # The chat template was applied, so the text already has all special tokens.
+    # The chat template has already added all special tokens.
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the tokens of a worker's samples come from."""
+    """Bundle the engine, valves, tokenizer and settings that generate samples."""
 
     engine: Engine
-    #: Closed by changes of its weights.
+    #: Closed while the engine's weights change.
     valves: Valves
     tokenizer: Tokenizer
     rollout: RolloutConfig
-    #: Called with each answer of the engine and whether its request was sent again; must not block.
+    #: Called with each engine answer, and whether its request was resent; must not block.
     answered: Callable[[Segment, bool], None] = lambda segment, is_resent: None
 
 
@@ -69,42 +69,41 @@ async def generate_sample(
     *,
     environment: Environment | None = None,
     interval: int = 0,
-    drawn: Callable[[], None] = lambda: None,
+    on_growth: Callable[[], None] = lambda: None,
     store: Callable[[], Awaitable[None]] | None = None,
     account: Drawn | None = None,
 ) -> Sample:
-    """Generate a sample from its current tokens, at first its prompt.
+    """Generate a sample from its current tokens, initially the prompt.
 
-    Blocks until it is done, and while the valves are closed by a weight change.
+    Blocks until the sample is finished, and while a weight change keeps the valves closed.
 
     ``max_new_tokens`` bounds each turn, ``rollout.max_context_tokens`` the sequence; tokens are stored as the engine
     returned them and never tokenized again. Aborted requests resume from their prefix with the rest of the budget.
 
     Args:
-        sample: written to. On cancellation the tokens generated so far are fetched from the engine, and the sample
-            holds them, with status "aborted", when the CancelledError arrives (within 5 s; a second cancellation takes
-            effect at once).
-        interval: stream running answers every so many tokens; ``sample`` then has them, with no newer version than is
-            proven, even if the engine dies. 0: only complete answers.
-        drawn: called whenever ``sample`` has grown; must not block.
-        store: stores ``sample``; awaited after a turn, before the environment acts on it, and after an observation,
-            before the next turn. Only for environments in which another worker can continue it.
-        account: counts every token generated in this call and discarded, and requests without an answer.
-        environment: its environment; None: a single turn.
+        sample: modified in place. A cancelled call first fetches the tokens generated so far into the sample and sets
+        status "aborted" (within 5 s; a second cancellation takes effect at once).
+        interval: number of tokens between streamed updates of ``sample``, which survive a death of the engine; their
+        versions are never newer than proven. 0: complete answers only.
+        on_growth: called whenever ``sample`` has new tokens; must not block.
+        store: stores ``sample``; awaited before the environment acts on a turn, and before the turn after an
+        observation. Only for environments that another worker can continue.
+        account: counts tokens generated in this call and discarded, and requests without an answer.
+        environment: environment of the sample; None: a single turn.
 
     Returns:
-        ``sample``, with status "completed" or "truncated", reward not yet set. Status "aborted": it used up
-        ``rollout.lease_tokens`` in this call, and another call is to continue it.
+        ``sample``, with status "completed" or "truncated", reward not yet set. Status "aborted": this call used up
+        ``rollout.lease_tokens``, and another call has to continue the sample.
 
     Raises:
-        ConfigError: sampling that cannot be trained on, a prompt that leaves no room, or the environment is missing.
+        ConfigError: invalid sampling parameters for training, a prompt that is too long, or a missing environment.
         EnvironmentTimeout, EnvironmentRaised: the environment timed out or raised.
-        EngineDied, EngineError: as ``Engine.generate``; tokens of earlier requests are in ``sample``.
+        EngineDied, EngineError: see ``Engine.generate``; ``sample`` has the tokens of earlier requests.
     """
     job, valves = sample.job, source.valves
     if environment is None and job.environment:
-        raise ConfigError(f"job {job.id} names environment {safe_repr(job.environment)}, and none was made for it.")
-    maker = _Maker(source, sample, interval, drawn, store, account or Drawn())
+        raise ConfigError(f"job {job.id} needs environment {safe_repr(job.environment)}: pass it as environment.")
+    maker = _Generation(source, sample, interval, on_growth, store, account or Drawn())
     async with valves.sample():
         began_s = time.time()
         await maker.run(environment)
@@ -115,18 +114,18 @@ async def generate_sample(
 
 
 class _Abandoned(Exception):
-    """Tokens of a sample of several turns are of an abandoned version."""
+    """Signal that an abandoned version generated tokens of a sample with several turns."""
 
 
-class _Maker:
-    """State of the generation of one sample."""
+class _Generation:
+    """Hold the state of generating one sample."""
 
     def __init__(
         self,
         source: Source,
         sample: Sample,
         interval: int,
-        drawn: Callable[[], None],
+        on_growth: Callable[[], None],
         store: Callable[[], Awaitable[None]] | None,
         account: Drawn,
     ) -> None:
@@ -137,7 +136,7 @@ class _Maker:
         self.sample = sample
         self.tokenizer = tokenizer
         self.pictures: Pictures | None = sample.pictures
-        # An image placeholder in an answer would stand for an image that does not exist, for engine and trainer.
+        # An answer must not contain an image placeholder: engine and trainer would look for a missing image.
         self.sampling = self.run_sampling = sampling if self.pictures is None else self.pictures.stopping(sampling)
         self.stops = StopRule.of(self.sampling, tokenizer, engine.eos_token_ids)
         self.max_turns = rollout.max_turns
@@ -145,24 +144,24 @@ class _Maker:
         self.max_new = self.run_max_new = int(sampling.get("max_new_tokens") or self.max_context)
         #: Index of the first token of the current turn.
         self.turn_start = sample.last_turn_start
-        #: Index of the first token of the current request; tokens from there on came from its stream.
+        #: Index of the first token of the current request; later tokens come from its stream.
         self.request_start = len(sample.tokens)
-        #: Number of tokens before it whose version is not proven.
+        #: Number of earlier tokens whose version is not proven.
         self.unproven_before = sample.num_unproven
         self.interval = interval
-        self.drawn = drawn
+        self.on_growth = on_growth
         self.store = store
         self.account = account
-        #: Tokens generated by this request, and tokens cut off before it.
+        #: Tokens generated by the current request, and tokens cut off in earlier ones.
         self.requested = 0
         self.cut_off = account.behind_stop
         self.answered = source.answered
-        self.is_resent = False  # whether the current request follows an aborted answer
+        self.is_resent = False  # whether the current request resumes after an aborted answer
         self.environment_timeout_s = rollout.environment_timeout_s
         self.lease_tokens = rollout.lease_tokens
-        #: Length at which this lease's token budget is used up; None: no limit, or the sample cannot be handed back.
+        #: Sample length at which the lease's token budget ends; None: no limit, or the sample cannot be handed back.
         self.lease_end: int | None = None
-        #: Whether the environment limits each turn, and so sees turns that ended at a limit.
+        #: Whether the environment sets limits per turn, and therefore also gets truncated turns.
         self.has_limits = False
         self.has_environment = False
 
@@ -181,18 +180,18 @@ class _Maker:
             return
         is_cut = self.sample.finish_reason == FinishReason.LENGTH
         self.sample.status = SampleStatus.TRUNCATED if is_cut else SampleStatus.COMPLETED
-        if self.engine.tells_routing:
+        if self.engine.returns_routing:
             check_rows(self.sample)
 
     async def run_turns(self, environment: Environment | None) -> bool:
-        """Generate turns until the sample ends; return False once the lease's tokens are used up. Raises _Abandoned."""
+        """Generate turns until the sample ends; return False if the lease's tokens ran out. Raises _Abandoned."""
         sample = self.sample
         self.drop_abandoned()
         if environment is not None and not sample.is_over:
             await self.enter(environment)
             self.use_limits(environment)
         while not sample.is_over:
-            if not await self.draw_turn():
+            if not await self.generate_turn():
                 return False
             is_cut = sample.finish_reason == FinishReason.LENGTH and not self.has_limits
             if environment is None or is_cut or (self.pictures is not None and self.pictures.ended(sample)):
@@ -201,7 +200,7 @@ class _Maker:
         return True
 
     async def enter(self, environment: Environment) -> None:
-        """Bring a new environment to where the sample is; start the sample over if that is not possible."""
+        """Bring a new environment to the sample's current turn; restart the sample if that is impossible."""
         sample, timeout_s = self.sample, self.timeout_of(environment)
         if any(sample.generated):
             if await resume(environment, sample, self.tokens_of, timeout_s, self.call_of):
@@ -214,11 +213,11 @@ class _Maker:
             sample.state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
 
     def timeout_of(self, environment: Environment) -> float:
-        """Return the time limit of the environment's calls, in seconds."""
+        """Return the time limit for calls of the environment, in seconds."""
         return float(getattr(environment, "timeout_s", self.environment_timeout_s))
 
     def use_limits(self, environment: Environment) -> None:
-        """Apply the environment's limits of the next turn."""
+        """Apply the environment's limits to the next turn."""
         limits: dict[str, Any] | None = getattr(environment, "turn_limits", None)
         self.has_limits = limits is not None
         if limits is None:
@@ -227,20 +226,20 @@ class _Maker:
         self.sampling = self.run_sampling | ({"stop": stop} if stop else {})
         self.stops = StopRule.of(self.sampling, self.tokenizer, self.engine.eos_token_ids)
         self.max_new = min(self.run_max_new, limits.get("max_new_tokens") or self.run_max_new)
-        # An agent waits for this turn: the other samples of the job, which end before it is handed back, may need it.
+        # An agent waits for this turn, and other samples of the job, which must end before a hand-back, may need it.
         self.lease_end = None
 
     async def take_step(self, environment: Environment) -> None:
-        """Let the environment respond to the turn, which may end the sample."""
+        """Call ``step`` of the environment, whose response may end the sample."""
         sample, timeout_s, store = self.sample, self.timeout_of(environment), self.store
         if store is not None:
             await store()
         observation = await step(environment, sample, timeout_s, self.call_of("step"))
         state, sample.is_over = None, observation is None or observation.done
         if store is None:
-            self.lease_end = None  # handing it back would lose its environment
+            self.lease_end = None  # a hand-back would lose the environment
         elif not sample.is_over:
-            # First, or a worker that stops now would store the observation without its state.
+            # Before the observation: a worker that stops now must not store it without its state.
             state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
         is_last = sample.num_turns >= self.max_turns
         if observation is not None and not sample.is_over and (is_last or not self.observe(observation)):
@@ -251,16 +250,16 @@ class _Maker:
         self.use_limits(environment)
 
     def call_of(self, code: EnvironmentCall) -> CodeCalled:
-        """Return a call of the sample's environment."""
+        """Describe a call of the sample's environment for waits and errors."""
         return CodeCalled(code, self.sample.job.environment or "given", "sample", self.sample.id)
 
     def begin(self) -> None:
-        """Start from the prompt or a partial; start over if its routing is lost."""
+        """Start from the prompt or a prefix; discard a prefix without its routing."""
         sample = self.sample
         sample.started_s = sample.started_s or time.time()
         sample.status = SampleStatus.PENDING
         is_other = self.pictures is not None and not self.pictures.are_of(sample)
-        lacks_routing = self.engine.tells_routing and not is_told(sample)
+        lacks_routing = self.engine.returns_routing and not has_all_routing(sample)
         if not sample.tokens or is_other or lacks_routing:
             self.account.lost_turn += sum(sample.generated)
             self.start_over()
@@ -270,16 +269,16 @@ class _Maker:
             sample.reward, sample.reward_info, _ = unpacked_state(sample.state)
 
     def drop_abandoned(self) -> None:
-        """Start over a sample with tokens of abandoned versions, which would be disposed of.
+        """Restart a sample that has tokens of abandoned versions, because it would be disposed of.
 
         Raises:
-            _Abandoned: its environment has to start over too.
+            _Abandoned: the environment has to start over too.
         """
         sample = self.sample
         gone = {v for v in set(sample.versions) if is_abandoned(v, self.engine.abandoned)}
         if not gone:
             return
-        log.info("sample %s starts over: its version %d was abandoned", sample.id, max(gone))
+        log.info("sample %s starts over: version %d was abandoned", sample.id, max(gone))
         self.account.rewound += sum(sample.generated)
         if self.has_environment:
             raise _Abandoned
@@ -290,19 +289,19 @@ class _Maker:
         sample, job = self.sample, self.sample.job
         prompt = prompt_ids(job, self.tokenizer) if self.pictures is None else list(self.pictures.prompt)
         sample.num_unproven, sample.first_token_s = 0, 0.0
-        if self.engine.tells_routing:
+        if self.engine.returns_routing:
             sample.sides.pop(ROUTED_EXPERTS, None)
         sample.parts, sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], [], "", "", 1
         sample.reward, sample.reward_info, sample.state, sample.is_over = None, {}, None, False
         self.use_prompt(prompt)
 
     def use_prompt(self, prompt: list[int]) -> None:
-        """Make ``prompt`` all tokens of the sample."""
+        """Replace all tokens of the sample by ``prompt``."""
         sample = self.sample
         if not 0 < len(prompt) < self.max_context:
             raise ConfigError(
-                f"job {sample.job.id}: its prompt has {len(prompt)} tokens; rollout.max_context_tokens and the "
-                f"engine's own context allow {self.max_context}: leave the job out or raise the limit."
+                f"job {sample.job.id}: the prompt has {len(prompt)} tokens; rollout.max_context_tokens and the context "
+                f"length of the engine allow {self.max_context}: remove the job or raise the limit."
             )
         sample.truncate(0)
         sample.append(prompt)
@@ -315,7 +314,7 @@ class _Maker:
         tokens = self.tokens_of(observation)
         if not tokens:
             raise ConfigError(
-                f"job {self.sample.job.id}: its environment gave an observation without tokens; return None to end."
+                f"job {self.sample.job.id}: the environment returned an empty observation; return None to end."
             )
         if self.pictures is not None:
             self.pictures.check_observation(tokens)
@@ -335,14 +334,14 @@ class _Maker:
     def check_parts(self) -> None:
         """Raise ConfigError if the sample cannot have another part."""
         job = self.sample.job.id
-        if self.pictures is not None or self.engine.tells_routing:
+        if self.pictures is not None or self.engine.returns_routing:
             raise ConfigError(
-                f"job {job}: its history was rewritten, and a sample with images or with routed_experts among "
-                "rollout.sides has a single part: let the agent extend its history only."
+                f"job {job}: the history was rewritten, but samples with images or with rollout.sides routed_experts "
+                "have a single part: let the agent only extend its history."
             )
         if len(self.sample.parts) + 1 >= MAX_PARTS:
             raise ConfigError(
-                f"job {job}: its history was rewritten {MAX_PARTS} times, and a sample has at most {MAX_PARTS} parts: "
+                f"job {job}: the history was rewritten {MAX_PARTS} times, and a sample has at most {MAX_PARTS} parts: "
                 "let the agent extend its history instead."
             )
 
@@ -357,8 +356,8 @@ class _Maker:
             return observation.tokens
         return list(self.tokenizer.encode(observation.text or "", add_special_tokens=False))
 
-    async def draw_turn(self) -> bool:
-        """Generate until the turn ends, and set ``finish_reason``. Return False once the lease's tokens are used up."""
+    async def generate_turn(self) -> bool:
+        """Generate until the turn ends and set ``finish_reason``; return False if the lease's tokens ran out."""
         sample, idle = self.sample, 0
         self.is_resent = False
         while sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
@@ -376,13 +375,13 @@ class _Maker:
                 segment = await self.request(min(budget, left), spent)
             self.on_answer(segment, cut_short=left < budget)
             self.is_resent = segment.finish_reason == FinishReason.ABORT
-            stalled = not segment.output_ids and (segment.num_thrown or self.engine.version == version)
+            stalled = not segment.output_ids and (segment.num_discarded or self.engine.version == version)
             idle = idle + 1 if stalled else 0
             if idle > _MAX_IDLE_ABORTS:
-                hint = "" if segment.num_thrown else "; too little memory for the context is the usual cause"
+                hint = "" if segment.num_discarded else "; the usual cause is too little memory for the context"
                 raise EngineError(
-                    f"sample {sample.id}: the engine returned it {idle} times without a token that can be kept "
-                    f"({segment.message}): look into its log{hint}."
+                    f"sample {sample.id}: the engine returned no usable token in {idle} consecutive requests "
+                    f"({segment.message}): check its log{hint}."
                 )
         if len(sample.turns) < sample.num_turns:
             stopped = sample.finish_reason == FinishReason.STOP
@@ -391,7 +390,7 @@ class _Maker:
         return True
 
     async def request(self, budget: int, spent: int) -> Segment:
-        """Send one request; on cancellation add its tokens to the sample before re-raising."""
+        """Send one request; on cancellation, collect its tokens before re-raising."""
         sampling = self.sampling | {"max_new_tokens": budget}
         if minimum := sampling.get("min_new_tokens"):
             sampling["min_new_tokens"] = max(0, minimum - spent)
@@ -399,7 +398,7 @@ class _Maker:
         self.request_start, self.unproven_before = len(self.sample.tokens), self.sample.num_unproven
         self.requested, self.cut_off = 0, self.account.behind_stop
         self.account.unheard += 1
-        more: dict[str, Any] = {"heard": self.on_stream, "interval": self.interval} if self.interval else {}
+        more: dict[str, Any] = {"on_tokens": self.on_stream, "interval": self.interval} if self.interval else {}
         if self.pictures is not None and self.pictures.uris:
             more["images"] = self.pictures.images
         context = self.sample.tokens[self.part_start :]
@@ -424,44 +423,44 @@ class _Maker:
             if task.done():
                 self.on_answer(task.result())
         except EngineError as exc:
-            log.warning("sample %s was cancelled; its last tokens are lost: %s", self.sample.id, exc)
+            log.warning("sample %s was cancelled and lost its last tokens: %s", self.sample.id, exc)
 
     def on_stream(self, version: int, ids: list[int], logprobs: list[float]) -> None:
-        """Append streamed tokens of a running request; only its final answer has the version of each."""
+        """Append streamed tokens of a running request; only the final answer has the version of each token."""
         sample = self.sample
         self.requested += len(ids)
         if sample.finish_reason == FinishReason.STOP:
             self.count_cut_off()
             return
-        judged, heard = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
+        num_checked, num_streamed = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
         sample.append(ids, version=version, logprobs=logprobs)
         if ids:
             sample.first_token_s = sample.first_token_s or time.time()
-        if judged and heard <= self.stops.window:
-            # The engine does not see a stop that began before the request; nothing may be generated after it.
-            end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
+        if num_checked and num_streamed <= self.stops.window:
+            # The engine misses a stop string that began before the request; discard all tokens after it.
+            end = self.stops.end_of(sample.tokens[self.turn_start :], num_checked, aborted=False)
             if end is not None:
                 sample.truncate(self.turn_start + end)
                 sample.finish_reason = FinishReason.STOP
         if self.engine.version > version:
-            sample.num_unproven += max(0, len(sample.tokens) - self.request_start - heard)
+            sample.num_unproven += max(0, len(sample.tokens) - self.request_start - num_streamed)
         self.count_cut_off()
-        self.drawn()
+        self.on_growth()
 
     def count_cut_off(self) -> None:
-        """Update the account with the number of tokens of this request that were cut off."""
+        """Record the number of tokens of this request that were cut off."""
         self.account.behind_stop = self.cut_off + self.requested - (len(self.sample.tokens) - self.request_start)
 
     def on_answer(self, segment: Segment, *, cut_short: bool = False) -> None:
-        """Replace the streamed tokens of a request by its answer, and decide whether the turn has ended.
+        """Replace the streamed tokens of a request by its answer, and check whether the turn ended.
 
         Args:
-            cut_short: the request had a smaller limit than the turn, so "length" does not end the turn.
+            cut_short: the request's limit was below that of the turn, so "length" does not end the turn.
         """
         sample = self.sample
         self.answered(segment, self.is_resent)
         sample.truncate(self.request_start)
-        judged = len(sample.tokens) - self.turn_start
+        num_checked = len(sample.tokens) - self.turn_start
         sample.append(segment.output_ids, version=segment.versions, logprobs=segment.logprobs)
         sample.cached_tokens += segment.cached_tokens
         sample.finish_reason = segment.finish_reason
@@ -471,19 +470,19 @@ class _Maker:
         if cut_short and segment.finish_reason == FinishReason.LENGTH:
             # SGLang releases differ in whether the last allowed token may be a stop.
             sample.finish_reason, aborted = "", True
-        if aborted or judged:
-            end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=aborted)
+        if aborted or num_checked:
+            end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], num_checked, aborted=aborted)
             if end_of_turn is not None:
                 sample.truncate(self.turn_start + end_of_turn)
                 sample.finish_reason = FinishReason.STOP
-        if self.engine.tells_routing:
-            keep_rows(sample, segment.experts)
+        if self.engine.returns_routing:
+            add_rows(sample, segment.experts)
         kept = len(sample.tokens) - self.request_start
-        self.requested = max(self.requested, len(segment.output_ids) + segment.num_thrown)
-        if not segment.is_unheard:
+        self.requested = max(self.requested, len(segment.output_ids) + segment.num_discarded)
+        if not segment.was_lost:
             self.account.unheard -= 1
         self.count_cut_off()
         sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])
         self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven
         if sample.finish_reason in (FinishReason.ABORT, ""):
-            self.drawn()
+            self.on_growth()

@@ -1,13 +1,13 @@
-"""Renew a worker's leases from a thread of its own, so that a busy event loop loses none.
+"""Renew a worker's leases in a separate thread, so that a busy event loop does not lose leases.
 
 | where | does |
 |---|---|
-| the loop, ``run`` | steps every ``STEP_S``, which proves that it is alive; handles lost leases |
-| the thread | renews the leases every ``worker.heartbeat_s``, as long as the loop's last step is recent |
+| event loop, ``run`` | records a step every ``STEP_S`` as a sign of life; handles lost leases |
+| thread | renews the leases every ``worker.heartbeat_s`` while the last step is recent |
 
-A loop without a step for ``worker.stuck_s`` is considered stuck: its leases are left to run out, so that other workers
-take its jobs, and the wait is reported (I8) with the line of code that blocks the loop. A process that is stopped or
-killed takes the thread with it.
+An event loop without a step for ``worker.stuck_s`` is considered stuck: its leases run out, other workers lease its
+jobs, and the wait is reported (I8) with the line of code that blocks the loop. Stopping or killing the process also
+ends the thread.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two steps of the event loop.
 STEP_S = 0.25
-#: Longest wait for the thread to end.
+#: Longest wait for the thread to exit.
 END_S = 2.0
 #: A job and the token of its lease.
 Lease = tuple[str, str]
@@ -41,8 +41,8 @@ class Heartbeat:
     """Renew leases until ``run`` is cancelled.
 
     Args:
-        leases: returns the current leases; called in the thread, so it must not change anything.
-        lost: called in the loop, after each renewal, with the leases that another worker has.
+        leases: returns the current leases; called in the thread, so it must not modify state.
+        lost: called in the event loop after each renewal with the leases that other workers hold.
         every_s, stuck_s: seconds; see ``WorkerConfig``.
     """
 
@@ -70,7 +70,7 @@ class Heartbeat:
         self._is_stuck = False
 
     async def run(self) -> None:
-        """Renew until cancelled. Raises what ends the thread."""
+        """Renew leases until cancelled. Raises the error that ends the thread."""
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
         thread = threading.Thread(target=self._beat, args=(loop, failed), name="heartbeat", daemon=True)
@@ -83,7 +83,7 @@ class Heartbeat:
             failed.result()
         finally:
             self._end.set()
-            # A renewal in flight is harmless; one that hangs must not block the exit.
+            # A renewal in flight is harmless, but a hanging one must not block the exit.
             await asyncio.to_thread(thread.join, END_S)
 
     def _beat(self, loop: asyncio.AbstractEventLoop, failed: "asyncio.Future[None]") -> None:
@@ -100,7 +100,7 @@ class Heartbeat:
             self._control.close()
 
     def _loop_moves(self) -> bool:
-        """Return False while the loop has been stuck for too long; log that once, and report it while it lasts."""
+        """Return False while the event loop is stuck; log once, and report the wait until it recovers."""
         stuck_for_s = time.monotonic() - self._stepped
         if stuck_for_s < self._stuck_s:
             if self._is_stuck:
@@ -112,8 +112,7 @@ class Heartbeat:
         if not self._is_stuck:
             self._is_stuck = True
             log.error(
-                "event loop made no step for %.0f s (worker.stuck_s is %g), so its leases are no longer renewed; "
-                "it is at:\n%s",
+                "event loop blocked for %.0f s (worker.stuck_s is %g); leases are no longer renewed; stack:\n%s",
                 stuck_for_s,
                 self._stuck_s,
                 stack,
@@ -145,6 +144,6 @@ def _fail(future: "asyncio.Future[None]", exc: Exception) -> None:
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
-    # A loop that has ended needs no callback.
+    # A closed event loop needs no callback.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(what)

@@ -1,4 +1,4 @@
-"""Lease jobs for a worker: as many as its slots, its engine and the lanes allow; else sleep.
+"""Lease as many jobs as a worker's slots, its engine and the lanes allow; otherwise sleep.
 
 An entry in the list ``wake``, a free slot, and loaded weights end the sleep.
 """
@@ -21,24 +21,24 @@ from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Longest sleep on the list of wake-ups: a wake-up that another worker consumed costs at most this.
+#: Longest sleep on the list of wake-ups: a wake-up that another worker consumed costs at limit this.
 WAKE_S = 1.0
 
-#: Longest sleep until slots and engine are checked.
-LOOK_S = 0.1
+#: Longest sleep between checks of slots and engine.
+ROOM_CHECK_S = 0.1
 
-#: Most uncommitted samples that are no longer generating (rewards, a full Redis), as a multiple of the slots.
+#: Most uncommitted samples (waiting for rewards, or for a full Redis), as a multiple of the slots.
 MAX_OPEN = 4
 
 
 class Intake:
-    """Lease jobs for one worker: ``run`` until it drains.
+    """Lease jobs for one worker until it drains.
 
     Args:
         held: receives the leased jobs.
-        waker: a connection of its own, because it blocks on the list of wake-ups.
-        draining: once set, nothing more is leased.
-        make_sure: ``Caretaker.make_sure``, called before a suspect job is leased.
+        waker: a separate connection, because reading ``wake`` blocks it.
+        draining: stops leasing once set.
+        verify_before_suspect: ``EngineSupervisor.verify_before_suspect``, called before a suspect job is leased.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class Intake:
         waker: AsyncControl,
         waiting: Waiting,
         draining: asyncio.Event,
-        make_sure: Callable[[], Awaitable[bool]],
+        verify_before_suspect: Callable[[], Awaitable[bool]],
     ) -> None:
         self._services = services
         self._held = held
         self._waker = waker
         self._waiting = waiting
         self._draining = draining
-        self._make_sure = make_sure
+        self._verify_before_suspect = verify_before_suspect
         self._leasing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Lease as many jobs as fit, sleep on ``wake`` when the lanes are empty; returns when the worker drains."""
+        """Lease jobs until the worker drains; sleep on ``wake`` while the lanes are empty."""
         services, waiting = self._services, self._waiting
         control = services.control
         losses = control.losses
@@ -69,7 +69,7 @@ class Intake:
             if losses != control.losses:
                 losses = control.losses
                 await self.sweep_own()
-            # Before the lease: its version may be outdated when it returns.
+            # Clear before leasing: weights may change during the call.
             services.may_start_more.clear()
             try:
                 num_leased = await self._lease()
@@ -90,44 +90,44 @@ class Intake:
             pass
 
     async def sweep_own(self, death: str = "") -> None:
-        """Hand back leases without a held job: their reply was lost, or the job's own task ended the worker.
+        """Hand back leases without a running job: the reply was lost, or the job's task ended the worker.
 
         Args:
-            death: the error that ends the worker; '': none.
+            death: error that ends the worker; '' without one.
         """
         services = self._services
-        why = f"the worker dies: {death}" if death else "the reply to its lease was lost"
+        why = f"the worker failed: {death}" if death else "the reply to the lease call was lost"
         async with self._leasing:
             known = [job for job, held in self._held.items() if not held.lost]
             for lane in LANES:
                 call = scripts.abandon(services.keys, lane, services.worker, known, death=death)
                 for job in await services.control.call(call):
-                    log.warning("job %s went back to the queue: %s", job, why)
+                    log.warning("job %s handed back: %s", job, why)
 
     async def _sleep(self, stop: "asyncio.Task[Any]") -> None:
         services = self._services
         services.room.clear()
         if self._has_room():
-            look: asyncio.Task[object] = asyncio.create_task(
+            wakeup: asyncio.Task[object] = asyncio.create_task(
                 self._waker.do(lambda client: client.blpop([services.keys.wake], timeout=WAKE_S)), name="wake"
             )
         else:
-            look = asyncio.create_task(services.room.wait(), name="room")
+            wakeup = asyncio.create_task(services.room.wait(), name="room")
         more = asyncio.create_task(services.may_start_more.wait(), name="may start more")
-        # Not WAKE_S again: cancelling a read costs its connection.
-        timeout = None if look.get_name() == "wake" else LOOK_S
-        await asyncio.wait({look, more, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        look.cancel()
+        # blpop has its own timeout; cancelling it would close the connection.
+        timeout = None if wakeup.get_name() == "wake" else ROOM_CHECK_S
+        await asyncio.wait({wakeup, more, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        wakeup.cancel()
         more.cancel()
-        # A task that failed with a defect ends the process.
-        await asyncio.wait({look, more})
-        if not look.cancelled():
-            look.result()
+        # Await both, so that an unexpected error ends the process.
+        await asyncio.wait({wakeup, more})
+        if not wakeup.cancelled():
+            wakeup.result()
 
     def _has_room(self) -> bool:
         services, slots = self._services, self._services.config.worker.slots
         return (
-            self._held.num_undrawn < slots
+            self._held.num_ungenerated < slots
             and self._held.num_open < MAX_OPEN * slots
             and services.engine.version >= 0
             and not services.engine_lost.is_set()
@@ -150,22 +150,22 @@ class Intake:
             if self._draining.is_set() or not self._has_room():
                 return 0
             suspects = held.num_suspects
-            most = max(1, (services.config.worker.slots - held.num_undrawn) // services.config.rollout.n)
-            # An engine that has finished nothing yet runs other jobs before suspects: else a crash could not be blamed.
-            leases = await self._lease_up_to(most, max(0, 1 - suspects) if services.is_sure else 0)
-            if not leases and not held and not services.is_sure and await self._make_sure():
-                leases = await self._lease_up_to(most, 1)
+            limit = max(1, (services.config.worker.slots - held.num_ungenerated) // services.config.rollout.n)
+            # Until the engine has finished a request, a crash could not be blamed on a suspect: run other jobs first.
+            leases = await self._lease_up_to(limit, max(0, 1 - suspects) if services.is_sure else 0)
+            if not leases and not held and not services.is_sure and await self._verify_before_suspect():
+                leases = await self._lease_up_to(limit, 1)
             for lease in leases:
                 held.take(lease)
             return len(leases)
 
-    async def _lease_up_to(self, most: int, suspects: int) -> list[scripts.RawLease]:
+    async def _lease_up_to(self, limit: int, suspects: int) -> list[scripts.RawLease]:
         services = self._services
         call = scripts.lease(
             services.keys,
             services.worker,
             new_token(),
-            most=most,
+            most=limit,
             version=services.engine.version,
             suspects=suspects,
             highest=services.highest,

@@ -1,7 +1,7 @@
-"""Choose where a worker writes payloads: the live payload servers of its run, or the control Redis if it has none.
+"""Choose where a worker writes payloads: the run's live payload servers, or the control Redis without any.
 
-live, responding, has room ──> written to
-  ├ silent, or refuses: its share goes to the others; retried after a pause, which doubles
+live, responding, has room ──> gets writes
+  ├ silent, or fails: its share goes to the others; retried with exponential backoff
   └ full: its share waits
 """
 
@@ -23,20 +23,20 @@ from penstock.text import redact
 
 log = logging.getLogger(__name__)
 
-#: A server is set aside when it does not answer, and when it refuses a command (no permission, say).
+#: Errors that set a server aside: it does not respond, or refuses a command (missing permission, for example).
 _FAILURES = (QueueUnavailable, RedisError)
-#: Seconds for which a check of a server's memory is valid.
-LOOK_S = 1.0
-#: How long a payload server may stay silent before samples go to another one, the pause before it is retried, and the
-#: longest pause: it doubles.
+#: Seconds for which a memory check of a server stays valid.
+ROOM_CHECK_S = 1.0
+#: Seconds that a payload server may stay silent before samples go to another server; first pause before a retry; and
+#: longest pause, as pauses double.
 SILENT_S, AWAY_S, LONGEST_AWAY_S = 2.0, 2.0, 60.0
 
 
 class PayloadStores:
-    """The servers of one worker, by name.
+    """Write and read payloads on the servers of one worker.
 
     Args:
-        control: the control Redis of this worker, which is one of the servers.
+        control: control Redis of this worker, which is also a payload server.
     """
 
     def __init__(self, config: RedisConfig, keys: Keys, control: AsyncControl) -> None:
@@ -44,17 +44,17 @@ class PayloadStores:
         self._keys = keys
         self._control = control
         self._servers = {name: _open(url) for name, url in config.payload_servers.items()}
-        #: Servers written to now.
+        #: Names of the servers that currently get writes.
         self.names = list(self._servers) or [CONTROL]
         self._servers[CONTROL] = AsyncPayloadStore(control)
-        #: Server -> when its memory was checked (monotonic), and whether it was full then.
+        #: Server -> time of its last memory check (monotonic), and whether it was full.
         self._checked: dict[str, tuple[float, bool]] = {}
-        #: Servers that do not respond -> (not retried before then (monotonic), pause after that).
+        #: Unresponsive server -> (time of the next retry (monotonic), pause after that).
         self._away: dict[str, tuple[float, float]] = {}
         self._directory = payload_servers.Directory()
 
-    async def look(self) -> None:
-        """Refresh the list of payload servers. One round trip if nothing changed.
+    async def refresh(self) -> None:
+        """Refresh the list of payload servers; one round trip if nothing changed.
 
         A server that cannot be opened on this machine is set aside.
         """
@@ -75,7 +75,7 @@ class PayloadStores:
                 self._opens(name)
 
     def _opens(self, name: str) -> bool:
-        """Return whether a server can be opened; if not, set it aside: its address does not exist on this machine."""
+        """Open a server; if its address does not exist on this machine, set it aside and return False."""
         if name in self._servers:
             return True
         try:
@@ -87,23 +87,23 @@ class PayloadStores:
 
     @property
     def rev(self) -> str:
-        """Revision of the directory at the last refresh; '' before."""
+        """Directory revision at the last refresh; '' before the first one."""
         return self._directory.rev or ""
 
     def choose(self, sample_id: str) -> str:
-        """Choose the server for a sample's payload, by rendezvous hash among the responding ones."""
+        """Choose the server for a sample's payload by rendezvous hashing over the responding servers."""
         return choose_server(sample_id, [name for name in self.names if not self.is_away(name)] or self.names)
 
     def is_away(self, server: str) -> bool:
-        """Return whether it did not respond, and is not to be retried yet."""
+        """Return whether a server did not respond and its retry is not due yet."""
         return server in self._away and time.monotonic() < self._away[server][0]
 
     def silent(self, servers: Collection[str]) -> list[str]:
-        """Return those of ``servers`` that have not responded since they became silent."""
+        """Return the ``servers`` that are set aside."""
         return [name for name in self._away if name in servers]
 
     async def is_full(self, server: str) -> bool:
-        """Return whether nothing can be written to it now, because it is full or does not respond."""
+        """Return whether a server takes no writes now, because it is full or does not respond."""
         if self.is_away(server) or not self._opens(server):
             return True
         try:
@@ -115,10 +115,10 @@ class PayloadStores:
             return True
 
     async def _check_room(self, server: str) -> bool:
-        """Return whether a server is full, as it was at most ``LOOK_S`` ago."""
+        """Return whether a server was full at most ``ROOM_CHECK_S`` ago."""
         now, store = time.monotonic(), self._servers[server]
-        checked_at, was_full = self._checked.get(server, (-LOOK_S, False))
-        if now - checked_at < LOOK_S:
+        checked_at, was_full = self._checked.get(server, (-ROOM_CHECK_S, False))
+        if now - checked_at < ROOM_CHECK_S:
             return was_full
         is_full = await store.is_full()
         if is_full and not was_full:
@@ -127,9 +127,9 @@ class PayloadStores:
         return is_full
 
     async def put(self, server: str, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None] | None:
-        """Write (key, bytes) unless the key exists; return None or the refusal (no room) of each.
+        """Write (key, bytes) pairs unless the key exists; return None or the refusal (no room) for each pair.
 
-        Returns None instead of a list if the server fails, and sets it aside. Waits for the control Redis.
+        If a payload server fails, set it aside and return None instead. The control Redis is awaited.
         """
         if not self._opens(server):
             return None
@@ -144,10 +144,9 @@ class PayloadStores:
         return answers
 
     async def read(self, server: str, wanted: Sequence[str], renewed: Sequence[str]) -> list[bytes | None] | None:
-        """Return the bytes of each key, None if gone; renew the expiry of ``renewed`` keys.
+        """Return the bytes of each key, or None if it is gone; renew the expiry of ``renewed`` keys.
 
-        Returns None instead of a list if the server does not respond, and sets it aside. A lost server has nothing.
-        Waits for the control Redis.
+        If a payload server does not respond, set it aside and return None instead. The control Redis is awaited.
         """
         if server in self._directory.lost:
             return [None] * len(wanted)
@@ -165,11 +164,11 @@ class PayloadStores:
         return answers
 
     def _set_aside(self, server: str, exc: Exception, what: str = "written to") -> None:
-        """Send the share of a server that does not respond to others, and retry it later."""
+        """Exclude a failed server from writes until its next retry."""
         pause_s = self._away[server][1] if server in self._away else AWAY_S
         self._away[server] = (time.monotonic() + pause_s, min(2 * pause_s, LONGEST_AWAY_S))
         log.warning(
-            "payload server %s cannot be %s; finished samples go to others for %g s: %s",
+            "payload server %s cannot be %s; using other servers for %g s: %s",
             server,
             what,
             pause_s,
@@ -177,19 +176,19 @@ class PayloadStores:
         )
 
     async def close(self) -> None:
-        """Close all but the control Redis."""
+        """Close all payload servers except the control Redis."""
         for name, server in self._servers.items():
             if name != CONTROL:
                 await server.close()
 
 
 def choose_server(sample_id: str, servers: Sequence[str]) -> str:
-    """Choose by rendezvous hash (Thaler and Ravishankar 1998): a change of servers moves only the share of that one."""
+    """Choose by rendezvous hashing (Thaler and Ravishankar 1998): a changed server moves only its own share."""
     if len(servers) == 1:
         return servers[0]
     return max(servers, key=lambda name: hashlib.blake2b(f"{name}\0{sample_id}".encode(), digest_size=8).digest())
 
 
 def _open(url: str) -> AsyncPayloadStore:
-    """Open a payload server that others can replace; nothing is contacted yet."""
+    """Create the client of a replaceable payload server, without connecting yet."""
     return AsyncPayloadStore(AsyncControl(url, patience_s=SILENT_S))

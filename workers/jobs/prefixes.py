@@ -1,12 +1,12 @@
-"""Prefix checkpoints: keep the tokens of a running sample in Redis, so that a crash loses only the latest ones.
+"""Checkpoint the tokens of running samples in Redis, so that a crash loses only the latest ones.
 
-    generated ─> due? ─> first time, or Redis has other tokens: write the complete prefix (checkpoint)
+    generated ─> due? ─> first time, or stored tokens differ: write the complete prefix (checkpoint)
                     └─> else: append the new tokens (extend)
 
-A checkpoint costs the bytes of its new tokens, not those of the prefix before them. It never blocks generation: one is
-written at a time, and tokens that arrive meanwhile go with the next. Later turns are kept if the environment can be
-brought back (``episodes``); each is then written before the environment acts on it, and each observation before the
-next turn. Nothing is kept of a mixture-of-experts model whose routing is recorded.
+A checkpoint writes only the bytes of new tokens. It never blocks generation: one is written at a time, and tokens that
+arrive meanwhile go into the next. Later turns are kept if the environment can be restored (``episodes``): each turn is
+then written before the environment acts on it, and each observation before the next turn. Prefixes are not kept if the
+routing of a mixture-of-experts model is recorded.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 
-# Encode an unfinished sample: the prefix that another worker continues.
+# Format of a prefix, from which another worker continues a sample.
 #
-# One complete record, then any number of records with the tokens since; each is msgpack. So a growing prefix is written
-# by appending. The first record has the temperature and the kind of logprobs: the record of a
-# sample has one of each for all its tokens (T6), so a worker that samples differently cannot continue it.
+# One complete msgpack record, then any number of records with later tokens, so that a prefix grows by appending. The
+# first record has the temperature and the kind of logprobs: a sample has one of each for all its tokens (T6), so a
+# worker with other sampling settings cannot continue it.
 
 _FORMAT = 6
-#: Longest prefix in bytes, about three million tokens. A longer one is not kept.
+#: Longest prefix in bytes, about three million tokens; longer prefixes are not kept.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 KINDS = get_args(LogprobKind)
-#: Fields stored unchanged, by every record.
+#: Fields that every record stores unchanged.
 _PLAIN: dict[str, tuple[type, ...]] = {
     "finish_reason": (str,),
     "num_turns": (int,),
@@ -55,7 +55,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 
 
 class Scale(NamedTuple):
-    """The scale of a sample's logprobs: sampling temperature, and whether logprobs are computed after it."""
+    """Describe the scale of a sample's logprobs: temperature, and whether it is applied to them."""
 
     temperature: float = 1.0
     #: ``scaled``, or ``original``.
@@ -69,18 +69,18 @@ class Scale(NamedTuple):
 AT_ONE = Scale()
 
 
-class DrawnOtherwise(PayloadError):
-    """A prefix cannot be continued: it was sampled at another temperature, or has another kind of logprobs."""
+class SamplingMismatch(PayloadError):
+    """Report a prefix that was sampled at another temperature, or has another kind of logprobs."""
 
 
 def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
     """Encode the tokens of ``sample`` with their logprobs (float32), masks and version spans, as msgpack.
 
     Args:
-        scale: of its logprobs.
+        scale: scale of the logprobs.
 
     Raises:
-            PayloadError: its fields do not fit such arrays.
+            PayloadError: the fields of the sample do not fit these arrays.
     """
     return _packed(
         sample,
@@ -101,25 +101,24 @@ def growth_to_bytes(sample: Sample, start: int, turns: int, state: bytes | None 
     """Encode the tokens of ``sample`` from ``start`` on, to append to a prefix of ``start`` tokens and ``turns`` texts.
 
     Args:
-        state: of the prefix; written again if another one took its place.
+        state: environment state of the prefix; a different state is written again.
 
-    Those generated are all trained: the record has no masks.
+    The record has no masks: every generated token is trained on.
 
     Raises:
-            PayloadError: its fields do not fit such arrays.
+            PayloadError: the fields of the sample do not fit these arrays.
     """
     has_state = state is not None and state == _state(sample)
     return _packed(sample, lambda: {"at": start, **_common(sample, start, turns, has_state=has_state)})
 
 
 def _state(sample: Sample) -> bytes | None:
-    """Return the state to store: none beside arrays, which it could not bring back."""
+    """Return the environment state to store; None with side arrays, which it cannot restore."""
     return None if sample.sides else sample.state
 
 
 def _common(sample: Sample, start: int, turns: int, *, has_state: bool = False) -> dict[str, Any]:
-    """Return the fields of every record: what was added, the starts of all parts, and the state of the environment
-    unless the prefix has it."""
+    """Return the fields of every record: new tokens, the starts of all parts, and a changed environment state."""
     state = _state(sample)
     return {
         "tokens": array("i", sample.tokens[start:]).tobytes(),
@@ -138,7 +137,7 @@ def _packed(sample: Sample, record: Callable[[], dict[str, Any]]) -> bytes:
     try:
         return pack(record())
     except (TypeError, ValueError, OverflowError) as exc:
-        raise PayloadError(f"sample {sample.id} cannot be kept: {format_exc(exc)}.") from exc
+        raise PayloadError(f"sample {sample.id} cannot be stored: {format_exc(exc)}.") from exc
 
 
 def _spans(versions: list[int]) -> list[list[int]]:
@@ -146,28 +145,28 @@ def _spans(versions: list[int]) -> list[list[int]]:
 
 
 def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> Sample:
-    """Decode the sample of :func:`partial_to_bytes`, to pass to ``generate_sample(partial=...)``.
+    """Decode a sample that :func:`partial_to_bytes` encoded, to continue it with ``generate_sample``.
 
     Args:
-        scale: at which it would be continued.
+        scale: scale of this worker's logprobs.
 
     Raises:
-        DrawnOtherwise: it has another scale.
-        PayloadError: these are not the bytes of a partial of this sample; names the sample.
+        SamplingMismatch: the prefix has another scale.
+        PayloadError: the bytes are not a prefix of this sample.
     """
     sample = Sample(job, k)
-    what = f"the partial of sample {sample.id}"
+    what = f"the prefix of sample {sample.id}"
     try:
         first, *growths = _records(data, what)
-        found = _read_whole(first, sample)
+        found = _read_first(first, sample)
         for growth in growths:
             _read_growth(growth, sample)
     except (ProtocolError, ValueError, TypeError, KeyError) as exc:
-        raise PayloadError(f"{what} cannot be read ({exc}): drop it, the sample then starts from its prompt.") from exc
+        raise PayloadError(f"{what} cannot be read ({exc}): delete it to restart the sample from its prompt.") from exc
     if found != scale:
-        raise DrawnOtherwise(
-            f"{what} was sampled at {found}, and this worker samples at {scale}: give all workers of the run the same "
-            "rollout.sampling and engine.logprob_kind."
+        raise SamplingMismatch(
+            f"{what} was sampled at {found}, but this worker samples at {scale}: use the same rollout.sampling and "
+            "engine.logprob_kind for all workers of the run."
         )
     sample.status = SampleStatus.ABORTED
     return sample
@@ -178,13 +177,13 @@ def _records(data: bytes, what: str) -> list[dict[str, Any]]:
         raise ValueError(f"it has {len(data)} bytes, more than {MAX_PARTIAL_BYTES}")
     found = list(unpack_each(data, what, MAX_PARTIAL_BYTES))
     if not set(map(type, found)) <= {dict}:
-        raise ValueError("it holds something that is not a record")
+        raise ValueError("it contains an object that is not a record")
     return found
 
 
-def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
+def _read_first(record: dict[str, Any], sample: Sample) -> Scale:
     if record["format"] != _FORMAT or record["sample"] != sample.id:
-        raise ValueError(f"it is one of {record['sample']!r} in format {record['format']!r}")
+        raise ValueError(f"it belongs to {record['sample']!r} and has format {record['format']!r}")
     sample.tokens, sample.logprobs, sample.versions = _arrays(record)
     if not isinstance(record["generated"], bytes) or not isinstance(record["loss_mask"], bytes):
         raise ValueError("its masks are not bytes")
@@ -193,7 +192,7 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
     if not len(sample.generated) == len(sample.loss_mask) == length:
         raise ValueError("its arrays differ in length")
     if type(record["prompt_length"]) is not int or not 0 < record["prompt_length"] <= length:
-        raise ValueError("its prompt is longer than all of it")
+        raise ValueError("its prompt is longer than its tokens")
     sample.prompt_length = record["prompt_length"]
     _read_common(record, sample)
     temperature, kind = record["temperature"], record["logprob_kind"]
@@ -209,7 +208,7 @@ def _read_growth(record: dict[str, Any], sample: Sample) -> None:
     start = 0
     for version, run in groupby(versions):
         end = start + len(list(run))
-        # Tokens without a version were given, by an observation.
+        # Tokens without a version belong to an observation.
         given = None if version < 0 else logprobs[start:end]
         sample.append(tokens[start:end], version=version, logprobs=given)
         start = end
@@ -254,14 +253,14 @@ def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
     return tokens.tolist(), logprobs.tolist(), [v for v, count in spans for _ in range(count)]
 
 
-#: Interval of attempts to store a turn while Redis has no room.
+#: Seconds between attempts to store a turn while Redis has no room.
 FULL_WAIT_S = 0.5
-#: Prefixes of unfinished samples are kept for this long.
+#: Time to live of prefixes, in seconds.
 PARTIAL_TTL_S = 7 * 86400
 
 
-class _Claim(NamedTuple):
-    """Versions and masks of the tokens that Redis has of a sample, the number of its turns, and the state."""
+class _Stored(NamedTuple):
+    """Describe the prefix stored in Redis: versions and masks of its tokens, number of turns, environment state."""
 
     versions: list[int]
     masks: list[int]
@@ -270,10 +269,10 @@ class _Claim(NamedTuple):
 
 
 class Prefix:
-    """The checkpoint of one sample in Redis under one lease.
+    """Write checkpoints of one sample to Redis under one lease.
 
     Args:
-        token: of the lease; once that is lost nothing more is written (I3).
+        token: token of the lease; after a lost lease, writes stop (I3).
         temperature: sampling temperature of the sample.
     """
 
@@ -286,23 +285,23 @@ class Prefix:
         self._every_tokens = config.checkpoint_tokens
         #: Tokens discarded under this lease.
         self.account = Drawn()
-        #: Whether later turns than the first are kept.
+        #: Whether turns after the first are kept.
         self.keeps_turns = False
-        #: Bytes in Redis, and what they hold.
+        #: Length of the stored prefix in bytes, and its contents.
         self._num_bytes = 0
-        self._claimed = _Claim([], [], 0, None)
-        #: Whether the lease is lost, and whether the sample is larger than what may be stored.
+        self._stored = _Stored([], [], 0, None)
+        #: Whether the lease is lost, and whether the sample is too large to be stored.
         self._is_lost = self._is_full = False
-        #: Routing is not stored with a prefix, and another forward pass would give a different one (T17).
-        self._is_kept = not services.engine.tells_routing
+        #: False if routing is recorded: prefixes do not store it, and another forward pass would change it (T17).
+        self._is_kept = not services.engine.returns_routing
         self._ended = not self._is_kept
         self._task: asyncio.Task[None] | None = None
 
-    def told(self, *, at_end: bool = False) -> Drawn:
-        """Return the token usage of the sample now (I10); a given answer has no generated tokens.
+    def usage(self, *, at_end: bool = False) -> Drawn:
+        """Return the current token usage of the sample (I10); a given answer has no generated tokens.
 
         Args:
-            at_end: the lease ends: requests in flight will not be answered.
+            at_end: the lease ends, so requests in flight get no answer.
         """
         given = self._sample.status == SampleStatus.GIVEN
         live = 0 if given else sum(self._sample.generated)
@@ -318,33 +317,33 @@ class Prefix:
             self._task = asyncio.create_task(self._keep(), name=f"prefix {self._sample.id}")
 
     def _is_due(self) -> bool:
-        new = len(self._sample.tokens) - (len(self._claimed.versions) or self._sample.prompt_length)
+        new = len(self._sample.tokens) - (len(self._stored.versions) or self._sample.prompt_length)
         if new <= 0:
             return False
         return self._every_tokens is not None and new >= self._every_tokens
 
     async def settle(self) -> None:
-        """Wait for the checkpoint in flight; no other is started afterwards.
+        """Wait for the checkpoint in flight, and start no more.
 
         Raises:
-            Exception: what ended it, except a full Redis.
+            Exception: error of that checkpoint, except a full Redis.
         """
         self._ended = True
         await self.written()
 
     async def written(self) -> None:
-        """Wait for the checkpoint in flight; raises as ``settle``."""
+        """Wait for the checkpoint in flight; raises like ``settle``."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     async def keep_now(self) -> None:
-        """Keep what is not in Redis yet, before what depends on it happens.
+        """Write all new tokens and the environment state before the next turn or step depends on them.
 
         Blocks for a round trip, and while Redis has no room.
 
         Raises:
-            LeaseLost: another worker may have the job.
-            PayloadError: the sample is larger than what may be stored.
+            LeaseLost: another worker may have leased the job.
+            PayloadError: the sample is too large to be stored.
         """
         if not self._is_kept:
             return
@@ -355,23 +354,23 @@ class Prefix:
                 self._is_lost = not await self._write()
             except QueueFull as exc:
                 if not is_waiting:
-                    log.warning("sample %s waits until its turn can be stored: %s", self._sample.id, exc)
+                    log.warning("sample %s is blocked until its turn is stored: %s", self._sample.id, exc)
                 is_waiting = True
                 await asyncio.sleep(FULL_WAIT_S)
                 continue
             if self._is_full:
                 raise PayloadError(
-                    f"sample {self._sample.id} cannot be kept: with its environment's state it has more than "
-                    f"{MAX_PARTIAL_BYTES} bytes; limit rollout.max_context_tokens, or return smaller snapshots."
+                    f"sample {self._sample.id} cannot be stored: with the environment's state it has more than "
+                    f"{MAX_PARTIAL_BYTES} bytes; lower rollout.max_context_tokens, or return smaller snapshots."
                 )
             if not self._is_lost:
                 return
         raise LeaseLost(f"job {self._sample.job.id}")
 
     async def keep_all(self) -> bool:
-        """Keep the complete sample now. Return False if the lease is lost. Raises QueueFull."""
+        """Write the complete sample; return False if the lease is lost. Raises QueueFull."""
         await self.settle()
-        return not self._is_kept or await self._write_whole()
+        return not self._is_kept or await self._write_complete()
 
     async def _keep(self) -> None:
         try:
@@ -379,33 +378,33 @@ class Prefix:
                 return
             if not await self._write():
                 self._is_lost = True
-                self._ended = True  # the heartbeat reports that the lease is lost
+                self._ended = True  # the heartbeat reports the lost lease
         except QueueFull as exc:
-            log.warning("prefix of sample %s not kept this time: %s", self._sample.id, exc)
+            log.warning("failed to checkpoint the prefix of sample %s, retrying later: %s", self._sample.id, exc)
 
     async def _write(self) -> bool:
-        """Write what Redis has not; return False if the lease is lost. Raises QueueFull."""
-        return await (self._write_growth() if self._is_current() else self._write_whole())
+        """Write tokens that Redis lacks; return False if the lease is lost. Raises QueueFull."""
+        return await (self._write_growth() if self._is_current() else self._write_complete())
 
     def _is_current(self) -> bool:
-        """Return whether Redis has a prefix of the current tokens.
+        """Return whether the stored prefix matches the current tokens.
 
-        The final answer of a request may change versions, and an environment may remove masks.
+        A final answer may change the versions of streamed tokens, and an environment may clear masks.
         """
-        (versions, masks, turns, _), sample = self._claimed, self._sample
+        (versions, masks, turns, _), sample = self._stored, self._sample
         length = len(versions)
         is_same = sample.versions[:length] == versions and sample.loss_mask[:length] == masks
         is_unmasked = sample.loss_mask[length:] == sample.generated[length:]
         return bool(versions) and is_same and is_unmasked and turns <= len(sample.turns)
 
-    def _claim(self) -> "_Claim":
+    def _snapshot(self) -> "_Stored":
         sample = self._sample
-        return _Claim(list(sample.versions), list(sample.loss_mask), len(sample.turns), _state(sample))
+        return _Stored(list(sample.versions), list(sample.loss_mask), len(sample.turns), _state(sample))
 
     async def _write_growth(self) -> bool:
         sample, services = self._sample, self._services
-        versions, _, turns, state = self._claimed
-        record, claim = growth_to_bytes(sample, len(versions), turns, state), self._claim()
+        versions, _, turns, state = self._stored
+        record, stored = growth_to_bytes(sample, len(versions), turns, state), self._snapshot()
         call = scripts.extend(
             services.keys,
             sample.job.id,
@@ -415,54 +414,54 @@ class Prefix:
             before=self._num_bytes,
             ttl_s=PARTIAL_TTL_S,
             most=MAX_PARTIAL_BYTES,
-            told=self.told(),
+            usage=self.usage(),
         )
         answer = await services.control.call(call)
         if answer == "kept":
-            self._note_kept(self._num_bytes + len(record), claim)
+            self._record_stored(self._num_bytes + len(record), stored)
         elif answer in ("other", "full"):
-            return await self._write_whole()  # which has one state of the environment, the last one
+            return await self._write_complete()  # drops old environment states
         return answer != "lost"
 
-    async def _write_whole(self) -> bool:
+    async def _write_complete(self) -> bool:
         sample, services = self._sample, self._services
         scale = Scale(self._temperature, services.engine.logprob_kind)
-        record, claim = partial_to_bytes(sample, scale), self._claim()
+        record, stored = partial_to_bytes(sample, scale), self._snapshot()
         if len(record) > MAX_PARTIAL_BYTES:
-            log.warning("prefix of sample %s not kept: it has %d bytes", sample.id, len(record))
+            log.warning("prefix of sample %s not stored: %d bytes are too large", sample.id, len(record))
             self._ended = self._is_full = True
             return True
         call = scripts.checkpoint(
-            services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S, self.told()
+            services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S, self.usage()
         )
         kept = await services.control.call(call)
         if kept:
-            self._note_kept(len(record), claim)
+            self._record_stored(len(record), stored)
         return kept
 
-    def _note_kept(self, num_bytes: int, claim: "_Claim") -> None:
+    def _record_stored(self, num_bytes: int, stored: "_Stored") -> None:
         self._services.tally.checkpoints += 1
         self._services.tally.checkpoint_bytes += max(0, num_bytes - self._num_bytes)
-        self._num_bytes, self._claimed = num_bytes, claim
+        self._num_bytes, self._stored = num_bytes, stored
 
 
 async def read_prefixes(
     services: Services, job: Job, token: str, missing: list[int], temperature: float
 ) -> dict[int, Sample]:
-    """Return the ``missing`` samples of ``job`` that can be continued at ``temperature``, by k.
+    """Return the ``missing`` samples of ``job`` that can continue at ``temperature``, by k.
 
-    Drops the other prefixes. Raises LeaseLost.
+    Discards the other prefixes. Raises LeaseLost.
     """
     scale = Scale(temperature, services.engine.logprob_kind)
     prefixes, unread = {}, []
-    for k, (data, told) in zip(missing, await _fetch(services, job.id, missing), strict=True):
+    for k, (data, recorded) in zip(missing, await _fetch(services, job.id, missing), strict=True):
         if data is None:
-            unread += [k] if told is not None else []
+            unread += [k] if recorded is not None else []
             continue
         try:
             prefixes[k] = partial_from_bytes(data, job, k, scale)
             continue
-        except DrawnOtherwise as exc:
+        except SamplingMismatch as exc:
             services.repeats.warn(None, f"sample {job.id}/{k} starts over: {exc}", "other sampling")
         except PenstockError as exc:
             log.warning("sample %s/%d starts over: %s", job.id, k, exc)
@@ -484,5 +483,5 @@ async def _fetch(services: Services, job: str, missing: list[int]) -> list[tuple
         pipe.hmget(keys.group(job), [f"t:{k}" for k in missing])
         return raise_passing(await pipe.execute(raise_on_error=False))
 
-    prefixes, told = await services.control.do(read)
-    return list(zip(prefixes, told, strict=True))
+    prefixes, usage = await services.control.do(read)
+    return list(zip(prefixes, usage, strict=True))

@@ -1,4 +1,4 @@
-"""Merge the sampling parameters of a job: run, dataset and its own; refuse those that bias training (T7)."""
+"""Merge the sampling parameters of run, dataset and job; refuse parameters that bias training (T7)."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from penstock.records.job import Job
 
 
 def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
-    """Return the sampling parameters: ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's own.
+    """Merge ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's parameters.
 
-    They always include the temperature, so that the recorded one is the one used. null counts as left out.
+    The result always includes the temperature, so that the recorded value is the one used. null means unset.
 
     Raises:
-        ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), the
-            temperature is not a number, or several answers are requested at once.
+        ConfigError: the logprobs of a training job would not describe the sampled distribution (T7), the temperature
+        is not a number, or ``n`` is set.
     """
     sampling = dict(rollout.sampling)
     if job.lane == Lane.EVAL:
@@ -24,13 +24,10 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
     sampling |= job.sampling
     sampling = {name: value for name, value in sampling.items() if value is not None}
     if sampling.pop("n", 1) != 1:
-        raise ConfigError(
-            f"job {job.id}: sampling.n cannot be set; use rollout.n, penstock asks for answers one by one."
-        )
+        raise ConfigError(f"job {job.id}: sampling.n is not supported: set rollout.n, the number of samples per group.")
     if not is_temperature(sampling.get("temperature", 0)):
         raise ConfigError(
-            f"job {job.id}: sampling.temperature = {sampling['temperature']!r} is not a temperature: "
-            "give a number, 0 or above."
+            f"job {job.id}: invalid sampling.temperature = {sampling['temperature']!r}: set a number, 0 or above."
         )
     sampling["temperature"] = temperature_of(sampling)
     if job.lane == Lane.TRAIN:
@@ -44,10 +41,10 @@ def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
     if hidden is None:
         return
     name, value = hidden
-    does = "draws from another distribution than the logprobs describe"
+    reason = "makes the engine sample from another distribution than the logprobs describe"
     if name == "temperature":
-        does = f"cannot be trained on, because an engine draws greedily below {GREEDY_BELOW:g}"
+        reason = f"cannot be trained on, because an engine samples greedily below {GREEDY_BELOW:g}"
     raise ConfigError(
-        f"job {job.id}: sampling.{name} = {value!r} {does}: leave it out of rollout.sampling and the dataset's "
+        f"job {job.id}: sampling.{name} = {value!r} {reason}: remove it from rollout.sampling and the dataset's "
         "sampling, or use it for evaluation only."
     )

@@ -1,8 +1,8 @@
-"""Score what a job gives: a sequence (compute_log_prob), or an answer, which becomes a sample of its group.
+"""Score the given sequences of a job (compute_log_prob), or its given answers, which become samples of its group.
 
-An answer (a demonstration, supervised data, that of another policy) is scored under the engine's current weights, gets
-its reward and is committed like any sample. Status ``given`` says that its tokens count as generated although no policy
-sampled them: their logprobs and version are those of the weights that scored them, at temperature 1 (T6).
+A given answer (a demonstration, supervised data, the output of another policy) is scored under the engine's current
+weights, rewarded and committed like any sample. Status ``given`` marks tokens that count as generated although the
+policy did not sample them: logprobs and version come from the weights that scored them, at temperature 1 (T6).
 """
 
 import time
@@ -14,30 +14,30 @@ from penstock.records.job import Job
 from penstock.records.sample import FinishReason, Sample, SampleStatus
 from penstock.workers.engine import Scores
 from penstock.workers.jobs.generate import Source, prompt_ids
-from penstock.workers.jobs.routed_experts import keep_rows
+from penstock.workers.jobs.routed_experts import add_rows
 
-#: Attempts to score a sequence whose request is aborted or whose weights change during it.
+#: Attempts to score a sequence if requests are aborted or weights change meanwhile.
 MAX_TRIES = 20
 
 
 async def score_sample(source: Source, job: Job, k: int) -> Sample:
-    """Score sequence ``k`` of a scoring job. Blocks for a prefill, and while the valves are closed by a weight change.
+    """Score sequence ``k`` of a scoring job. Blocks for a prefill, and while a weight change keeps the valves closed.
 
     Returns:
-        A sample with its tokens, their logprobs from the start on, nothing generated, reward 0, and the version in
+        A sample with the tokens, logprobs from the start index on, no generated tokens, reward 0, and the version in
         ``reward_info["version"]``.
 
     Raises:
-        ProtocolError, ConfigError, EngineRefused: it can never be scored.
-        EngineDied, EngineError: as ``Engine.score``.
+        ProtocolError, ConfigError, EngineRefused: the sequence can never be scored.
+        EngineDied, EngineError: see ``Engine.score``.
     """
     if (temperature := job.sampling.get("temperature")) is not None:
         check_temperature(f"scoring job {job.id}", temperature)
     given, engine = read_given(job, k), source.engine
     if engine.vocab_size and max(given.tokens) >= engine.vocab_size:
         raise ConfigError(
-            f"sequence {k} of scoring job {job.id} holds id {max(given.tokens)}, and the model has ids below "
-            f"{engine.vocab_size}: give token ids of this model."
+            f"sequence {k} of scoring job {job.id} has token id {max(given.tokens)}, but the model's ids are below "
+            f"{engine.vocab_size}: use token ids of this model."
         )
     sample = Sample(job, k, started_s=time.time())
     started = time.monotonic()
@@ -55,47 +55,47 @@ async def score_sample(source: Source, job: Job, k: int) -> Sample:
 async def score_tokens(
     source: Source, tokens: list[int], start: int, rid: str, *, with_routing: bool = False
 ) -> tuple[Scores, int]:
-    """Return scores from ``start`` on, and their version; discard a prefill during which the weights changed.
+    """Return scores from ``start`` on and their version; discard prefills during which the weights changed.
 
-    Blocks; raises as ``Engine.score``.
+    Blocks; raises like ``Engine.score``.
     """
     for _ in range(MAX_TRIES):
         async with source.valves.requests:
             scores = await source.engine.score(tokens, start, rid=rid, with_routing=with_routing)
         if scores.version is not None:
             return scores, scores.version
-    raise EngineError(f"{rid}: weights changed during each of {MAX_TRIES} attempts to score it.")
+    raise EngineError(f"{rid}: weights changed during each of {MAX_TRIES} scoring attempts.")
 
 
 def check_answers(job: Job) -> None:
-    """Raise ProtocolError or ConfigError if a job's given answers cannot be samples of it."""
+    """Raise ProtocolError or ConfigError if the given answers of a job are invalid."""
     if not isinstance(job.answers, list) or not all(_is_answer(answer) for answer in job.answers):
-        raise ProtocolError(f"job {job.id} gives answers that are neither text nor lists of token ids.")
+        raise ProtocolError(f"job {job.id}: answers must be text or lists of token ids.")
     if len(job.answers) > job.n:
         raise ConfigError(
-            f"job {job.id} gives {len(job.answers)} answers for a group of {job.n}: raise n (rollout.n, or that of the "
-            "dataset), or leave some out."
+            f"job {job.id} gives {len(job.answers)} answers for a group of {job.n}: raise n (rollout.n, or the "
+            "dataset's), or remove answers."
         )
     if job.images and (job.answers or job.lane == Lane.SCORE):
         raise ConfigError(
-            f"job {job.id} has images, and gives answers or sequences to be scored, which are scored by their tokens "
-            "alone: let the engine generate its answers."
+            f"job {job.id} has images and also answers or sequences to score, but scoring uses tokens alone: let the "
+            "engine generate the answers."
         )
     if job.answers and job.environment:
-        raise ConfigError(f"job {job.id} gives answers and names an environment: a given answer has a single turn.")
+        raise ConfigError(f"job {job.id} has answers and an environment: given answers have a single turn, remove one.")
 
 
 async def give_sample(source: Source, job: Job, k: int) -> Sample:
-    """Make sample ``k`` of its given answer. Blocks for a prefill, and while the valves are closed by a weight change.
+    """Create sample ``k`` from its given answer. Blocks for a prefill, and while a weight change closes the valves.
 
-    A text is tokenized and ended by the tokenizer's eos; token ids are used unchanged.
+    Text is tokenized and gets the tokenizer's eos; token ids are used unchanged.
 
     Returns:
         A sample with status ``given``, reward not yet set.
 
     Raises:
-        ConfigError, EngineRefused: it can never be scored.
-        EngineDied, EngineError: as ``Engine.score``.
+        ConfigError, EngineRefused: the answer can never be scored.
+        EngineDied, EngineError: see ``Engine.score``.
     """
     tokenizer = source.tokenizer
     prompt, answer = prompt_ids(job, tokenizer), job.answers[k]
@@ -107,8 +107,8 @@ async def give_sample(source: Source, job: Job, k: int) -> Sample:
     limit = min(source.rollout.max_context_tokens, source.engine.info.max_context)
     if not prompt or not ids or len(prompt) + len(ids) > limit:
         raise ConfigError(
-            f"job {job.id}: prompt and given answer {k} have {len(prompt)} and {len(ids)} tokens; "
-            f"rollout.max_context_tokens and the engine's own context allow {limit} together, and neither may be empty."
+            f"job {job.id}: the prompt has {len(prompt)} tokens and given answer {k} has {len(ids)}; both must have at "
+            f"least one, and rollout.max_context_tokens and the engine's context length allow {limit} together."
         )
     sample = Sample(job, k, started_s=time.time())
     started = time.monotonic()
@@ -118,7 +118,7 @@ async def give_sample(source: Source, job: Job, k: int) -> Sample:
     sample.prompt_length = len(prompt)
     sample.append(ids, version=version, logprobs=scores.logprobs)
     if scores.experts is not None:
-        keep_rows(sample, scores.experts)
+        add_rows(sample, scores.experts)
     sample.generate_s, sample.drawn_s = time.monotonic() - started, time.time()
     sample.text = answer if isinstance(answer, str) else tokenizer.decode(ids, skip_special_tokens=True)
     sample.turns = [sample.text]

@@ -11,17 +11,17 @@ from dataclasses import replace
 from penstock.records.cause import Cause
 from penstock.records.worker_causes import MemoryWanted, VersionDraining
 
-#: Number of past closings a valve remembers.
+#: Number of past closed intervals that a valve records.
 MAX_CLOSINGS = 256
 
 _inside_sample: ContextVar[bool] = ContextVar("penstock_inside_sample", default=False)
 
 
 class Valve:
-    """Count entrants, and block new ones while the valve is closed."""
+    """Count running entrants, and block new ones while the valve is closed."""
 
     def __init__(self) -> None:
-        #: How many are inside now.
+        #: Number of current entrants.
         self.running = 0
         self._holds: list[Cause] = []
         self._closed_s = 0.0
@@ -33,7 +33,7 @@ class Valve:
 
     @property
     def cause(self) -> Cause | None:
-        """Why new entrants wait, or None while it is open."""
+        """Cause for which new entrants wait; None while the valve is open."""
         return self._holds[0] if self._holds else None
 
     async def __aenter__(self) -> None:
@@ -49,7 +49,7 @@ class Valve:
 
     @contextmanager
     def held(self, cause: Cause) -> Iterator[None]:
-        """Block new entrants inside the ``with``; those inside continue."""
+        """Close the valve inside the ``with``: block new entrants, while current ones continue."""
         if not self._holds:
             self._closed_s = time.time()
         self._holds.append(cause)
@@ -63,7 +63,7 @@ class Valve:
                 self._open.set()
 
     def closed_within(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """Return when it was closed between two times (begin, end; Unix seconds), cut to these."""
+        """Return the closed intervals between two times (begin, end; Unix seconds), clipped to them."""
         cut = ((max(begin, start_s), min(end, end_s)) for begin, end in self._closings)
         return [(begin, end) for begin, end in cut if begin < end]
 
@@ -73,24 +73,24 @@ class Valve:
 
 
 class Valves:
-    """The valves before one engine, closed while its weights change.
+    """Hold the two valves of an engine, which are closed while its weights change.
 
-    Every request for tokens passes ``requests``; ``sample()`` encloses the generation of a sample, with its turns and
-    environment. Policies ``in_place`` and ``abort`` close the first, ``drain`` the second.
+    Every generate request passes ``requests``; ``sample()`` encloses the generation of a sample with all its turns.
+    Policies ``in_place`` and ``abort`` close ``requests``, policy ``drain`` closes ``samples``.
     """
 
     def __init__(self) -> None:
         self.requests = Valve()
         self.samples = Valve()
-        #: Held while weights are applied: one publication at a time.
+        #: Lock held while weights are applied, one publication at a time.
         self.applying = asyncio.Lock()
 
     @asynccontextmanager
     async def sample(self) -> AsyncIterator[None]:
-        """Wait while samples are drained; samples inside finish before new weights are loaded.
+        """Enter a sample: wait during a drain, which lets samples inside finish before new weights are loaded.
 
-        May enclose more than one sample (a group, a cohort): tasks created inside enter freely, because a member that
-        waited for the drain, which waits for its group, would deadlock.
+        May enclose several samples (a group, a cohort): tasks created inside enter freely, because a member that waits
+        for the drain, which waits for its group, would deadlock.
         """
         if _inside_sample.get():
             yield
@@ -104,7 +104,7 @@ class Valves:
 
     @property
     def cause(self) -> Cause | None:
-        """What new entrants wait for, or None."""
+        """Cause for which new entrants wait, or None."""
         cause = self.samples.cause
         if isinstance(cause, VersionDraining | MemoryWanted):
             return replace(cause, running=self.samples.running)

@@ -75,7 +75,7 @@ async def _answer(
         blocked_on(PayloadServersAway((server,)))
         is_blocked = True
         await asyncio.sleep(LOOK_S)
-        await stores.look()
+        await stores.refresh()
     if is_blocked:
         blocked_on(None)
     return values

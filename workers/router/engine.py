@@ -27,7 +27,7 @@ from typing import Any
 from penstock.errors import EngineDied, EngineError, EngineRefused, MemberDied, PublishError
 from penstock.protocol.presence import EngineState
 from penstock.records.publication import Publication
-from penstock.workers.engine import Heard, Receive
+from penstock.workers.engine import OnTokens, Receive
 from penstock.workers.router.process import dropped_fields
 from penstock.workers.router.tended_engines import TendedEngines
 from penstock.workers.sglang.client import PARSE_CALLS, SEPARATE_REASONING
@@ -234,12 +234,14 @@ class RoutedEngine(TendedEngines):
                 raise result
         return answers[0]
 
-    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard, keep: bool) -> dict[str, Any]:
+    async def _stream(
+        self, body: dict[str, Any], sent: int, rid: str, on_tokens: OnTokens, keep: bool
+    ) -> dict[str, Any]:
         # The router drops the interval: every token arrives separately.
         sampling = {name: value for name, value in body["sampling_params"].items() if name != "stream_interval"}
         passed = body | {"sampling_params": sampling}
         streaming = super()._stream
-        answer: dict[str, Any] = await self._guarded(passed, lambda: streaming(passed, sent, rid, heard, keep))
+        answer: dict[str, Any] = await self._guarded(passed, lambda: streaming(passed, sent, rid, on_tokens, keep))
         return answer
 
     async def _guarded(self, body: dict[str, Any], ask: Callable[[], Awaitable[Any]]) -> Any:

@@ -18,7 +18,7 @@ from penstock.model.pictures import Images
 from penstock.names import ROUTED_EXPERTS
 from penstock.records.sample import FinishReason
 from penstock.text import safe_repr
-from penstock.workers.engine import Heard, Rows, Scores, Segment
+from penstock.workers.engine import OnTokens, Rows, Scores, Segment
 from penstock.workers.sglang.batches import MOST, Batches, BatchFailed, BatchRefused
 from penstock.workers.sglang.controls import SglangControls
 from penstock.workers.sglang.http import ConnectionClosed
@@ -143,7 +143,7 @@ class SglangClient(SglangControls):
         self._batches = Batches(self.http, config, hear=self.under_way.hear, abort=self._abort_one)
 
     @property
-    def tells_routing(self) -> bool:
+    def returns_routing(self) -> bool:
         return self.routing is not None
 
     @property
@@ -168,7 +168,7 @@ class SglangClient(SglangControls):
         sampling: dict[str, Any],
         *,
         rid: str,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
         interval: int = 1,
         images: Images | None = None,
     ) -> Segment:
@@ -186,7 +186,7 @@ class SglangClient(SglangControls):
                 spans that do not cover it.
         """
         self._check_ids(input_ids, rid)
-        sending = partial(self._generate_once, input_ids, sampling, rid, heard, interval, images)
+        sending = partial(self._generate_once, input_ids, sampling, rid, on_tokens, interval, images)
         try:
             return await sending(is_first=True)
         except BatchRefused as exc:
@@ -194,14 +194,14 @@ class SglangClient(SglangControls):
                 self.info = replace(self.info, takes_batches=False)
             return await sending(is_first=False)
         except (ConnectionClosed, BatchFailed):
-            return replace(await sending(is_first=False), is_unheard=True)
+            return replace(await sending(is_first=False), was_lost=True)
 
     async def _generate_once(
         self,
         input_ids: list[int],
         sampling: dict[str, Any],
         rid: str,
-        heard: Heard | None,
+        on_tokens: OnTokens | None,
         interval: int,
         images: Images | None,
         *,
@@ -226,9 +226,9 @@ class SglangClient(SglangControls):
             body["extra_key"] = f"{self._namespace}.{wire_rid}" if alone else self._namespace
         sent = self.version
         with self.under_way.sent(rid, wire_rid, most=most_tokens(body)):
-            if heard is not None:
+            if on_tokens is not None:
                 body["sampling_params"] = sampling | {"stream_interval": interval}
-                answer = await self._stream(body | {"stream": True}, sent, rid, heard, is_first)
+                answer = await self._stream(body | {"stream": True}, sent, rid, on_tokens, is_first)
             elif is_first and self._takes_batches and images is None and (most_tokens(body) or MOST) < MOST:
                 answer = await self._batches.ask(body, incremental=self.info.streams_increments)
             else:
@@ -249,7 +249,9 @@ class SglangClient(SglangControls):
     def _takes_batches(self) -> bool:
         return self.info.takes_batches and self.routing is None
 
-    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard, keep: bool) -> dict[str, Any]:
+    async def _stream(
+        self, body: dict[str, Any], sent: int, rid: str, on_tokens: OnTokens, keep: bool
+    ) -> dict[str, Any]:
         answer = Answer(rid, incremental=self.info.streams_increments, most=most_tokens(body))
         limit_s = self.config.request_timeout_s
         async with self.http.request("POST", "/generate", body, limit_s, keep=keep) as response:
@@ -262,7 +264,7 @@ class SglangClient(SglangControls):
                     continue
                 self._provenance(sent, rid).check(answer.weight_version)
                 if ids and finite_of(logprobs) is not None:
-                    heard(sent, ids, logprobs)
+                    on_tokens(sent, ids, logprobs)
         if not answer.is_finished:
             raise EngineDied(f"{rid}: the stream of engine {self.name} ended before the answer{self._how_it_ended()}.")
         return answer.whole()
@@ -289,7 +291,7 @@ class SglangClient(SglangControls):
             experts=self._experts(drawn, rid),
             unproven=unproven,
             drafts=drafts_of(meta),
-            is_unheard=answer.get(UNHEARD) is True,
+            was_lost=answer.get(UNHEARD) is True,
         )
 
     def _experts(self, drawn: Drawn, rid: str) -> Rows | None:
@@ -377,7 +379,7 @@ class SglangClient(SglangControls):
 
 def _discarded(drawn: Drawn, why: str) -> Segment:
     """Return an empty segment in place of tokens that must be generated again."""
-    return Segment([], [], [], FinishReason.ABORT, 0, 0, why, num_thrown=len(drawn.ids))
+    return Segment([], [], [], FinishReason.ABORT, 0, 0, why, num_discarded=len(drawn.ids))
 
 
 def _was_aborted_in_queue(drawn: Drawn) -> bool:

@@ -22,7 +22,7 @@ MAX_OVER = 256
 
 #: Called with newly generated tokens: the version when the request was sent, ids [T] and logprobs [T], one for each.
 #: They may have a newer version: only the final answer reports which weights generated which tokens.
-Heard = Callable[[int, list[int], list[float]], None]
+OnTokens = Callable[[int, list[int], list[float]], None]
 
 
 #: Key of the placeholder for an answer that was lost on its way: the number of its tokens is unknown.

@@ -127,19 +127,19 @@ def commit(
     job: str,
     token: str,
     samples: Iterable[tuple[int, int, bytes]],
-    told: Mapping[int, Drawn] | None = None,
+    usage: Mapping[int, Drawn] | None = None,
     *,
     with_reward: bool = False,
 ) -> Call[Committed]:
     """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each.
 
     Args:
-        told: report of each sample's tokens, by k; None: that of its record. Raises ProtocolError if that is invalid.
+        usage: report of each sample's tokens, by k; None: that of its record. Raises ProtocolError if that is invalid.
         with_reward: a group reward is still to come (``reward``); this cannot be undone for a group.
     """
     args: list[Value] = [keys.prefix, job, token, int(with_reward)]
     for k, oldest, record in samples:
-        drawn = Drawn.recorded(SampleMeta.from_bytes(record)) if told is None else told[k]
+        drawn = Drawn.recorded(SampleMeta.from_bytes(record)) if usage is None else usage[k]
         args += [k, oldest, record, str(drawn)]
 
     def parse(answer: Any) -> Committed:
@@ -159,14 +159,14 @@ def reward(keys: Keys, job: str, token: str, records: Iterable[bytes]) -> Call[s
 
 
 def checkpoint(
-    keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int, told: Drawn | None = None
+    keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int, usage: Drawn | None = None
 ) -> Call[bool]:
     """Keep a running sample's prefix. False: the lease is lost.
 
     Args:
-        told: report of its tokens; its live tokens are those of ``record``. None: no report.
+        usage: report of its tokens; its live tokens are those of ``record``. None: no report.
     """
-    args: list[Value] = [keys.prefix, token, k, record, ttl_s, str(told or "")]
+    args: list[Value] = [keys.prefix, token, k, record, ttl_s, str(usage or "")]
     return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], args, bool)
 
 
@@ -180,14 +180,14 @@ def extend(
     before: int,
     ttl_s: int,
     most: int,
-    told: Drawn | None = None,
+    usage: Drawn | None = None,
 ) -> Call[str]:
     """Append to a prefix of ``before`` bytes: kept, lost, other (other bytes are stored), or full (more than ``most``).
 
     Args:
-        told: see ``checkpoint``; its live tokens are those of the complete prefix.
+        usage: see ``checkpoint``; its live tokens are those of the complete prefix.
     """
-    args: list[Value] = [keys.prefix, token, k, before, record, ttl_s, most, str(told or "")]
+    args: list[Value] = [keys.prefix, token, k, before, record, ttl_s, most, str(usage or "")]
     return Call(script("extend"), [keys.group(job), keys.partial(f"{job}/{k}")], args, text)
 
 
@@ -196,20 +196,20 @@ def unread(keys: Keys, job: str, token: str, samples: Iterable[int]) -> Call[boo
     return Call(script("unread"), [keys.group(job)], [keys.prefix, job, token, *samples], bool)
 
 
-def _flat(told: Mapping[int, Drawn]) -> list[Value]:
-    return [part for k, drawn in told.items() for part in (k, str(drawn))]
+def _flat(usage: Mapping[int, Drawn]) -> list[Value]:
+    return [part for k, drawn in usage.items() for part in (k, str(drawn))]
 
 
 def release(
-    keys: Keys, job: str, token: str, told: Mapping[int, Drawn] = NOTHING, *, worker: str = "", death: str = ""
+    keys: Keys, job: str, token: str, usage: Mapping[int, Drawn] = NOTHING, *, worker: str = "", death: str = ""
 ) -> Call[bool]:
     """Hand a job back, without a charge unless workers die under it. False: the lease is lost.
 
     Args:
-        told: report of tokens of each sample that is not committed, by k.
+        usage: report of tokens of each sample that is not committed, by k.
         death: the error that ends the worker; '': it drains. The job is charged from the third such worker on.
     """
-    argv = [keys.prefix, job, token, worker, utf8_safe(death, MAX_DETAIL), *_flat(told)]
+    argv = [keys.prefix, job, token, worker, utf8_safe(death, MAX_DETAIL), *_flat(usage)]
     return Call(script("release"), [keys.group(job)], argv, lambda went: text(went) != "lost")
 
 
@@ -235,7 +235,7 @@ def crash(
     publication: str = "",
     engine: str = "",
     sure: bool = True,
-    told: Mapping[int, Drawn] = NOTHING,
+    usage: Mapping[int, Drawn] = NOTHING,
 ) -> Call[str]:
     """Report that the engine crashed under this job. Returns resume, suspect, dead or lost.
 
@@ -243,11 +243,11 @@ def crash(
         publication: weights of the engine, ``VERSION-REV``; '': none to charge.
         engine: name of this start of the engine.
         sure: it had finished something since it started; else a suspect is not dead yet.
-        told: see ``release``.
+        usage: see ``release``.
     """
     names = [keys.group(job), keys.trials(model), keys.aside(model)]
     kept = utf8_safe(detail, MAX_DETAIL)
-    args: list[Value] = [keys.prefix, job, token, worker, kept, publication, engine, int(sure), DEATHS, *_flat(told)]
+    args: list[Value] = [keys.prefix, job, token, worker, kept, publication, engine, int(sure), DEATHS, *_flat(usage)]
     return Call(script("crash"), names, args, text)
 
 
@@ -262,13 +262,13 @@ def fail(
     max_attempts: int,
     retry_ms: int,
     max_retry_ms: int = 60_000,
-    told: Mapping[int, Drawn] = NOTHING,
+    usage: Mapping[int, Drawn] = NOTHING,
 ) -> Call[str]:
     """Report a failed attempt. Returns delayed, dead or lost. ``max_attempts`` 0 makes the job dead at once.
 
     Args:
         retry_ms: wait before the next attempt; doubles with each, up to ``max_retry_ms``.
-        told: see ``release``.
+        usage: see ``release``.
     """
     args: list[Value] = [
         keys.prefix,
@@ -280,7 +280,7 @@ def fail(
         max_attempts,
         retry_ms,
         max_retry_ms,
-        *_flat(told),
+        *_flat(usage),
     ]
     return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, text)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.workers.engine_supervisor import Caretaker
+from penstock.workers.engine_supervisor import EngineSupervisor
 
 
 class Held:
@@ -32,7 +32,7 @@ async def test_T12_what_was_begun_on_newer_weights_is_handed_back(
     had: int, has: int, stands_in_for: int, kept: list[str]
 ) -> None:
     held: dict[str, Any] = {"old": Held(1), "new": Held(2)}
-    made = Caretaker.__new__(Caretaker)
+    made = EngineSupervisor.__new__(EngineSupervisor)
     made._held = held
     services: Any = SimpleNamespace(highest=max(has, stands_in_for), engine=SimpleNamespace(version=has))
     made._services = services

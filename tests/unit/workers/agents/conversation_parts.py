@@ -32,7 +32,7 @@ class ScriptedEngine:
     eos_token_ids = frozenset(END)
     info = ServerInfo(max_context=4000)
     abandoned: tuple[tuple[int, int], ...] = ()
-    tells_routing = False
+    returns_routing = False
     version = 1
 
     def __init__(self, *answers: str, deaths: int = 0) -> None:

@@ -7,7 +7,7 @@ import pytest
 from penstock.config import DataConfig, DatasetConfig
 from penstock.records.job import Job
 from penstock.records.sample import Sample
-from penstock.workers.jobs.held_job import MAX_CATEGORY, note, result_of
+from penstock.workers.jobs.held_job import MAX_CATEGORY, add_eval_info, result_of
 
 HELD = [DatasetConfig(name="held", path="h.jsonl", metadata_key="about", category_key="kind")]
 
@@ -29,7 +29,7 @@ def test_an_answer_comes_to_its_last_box_or_is_short(text: str, pred: str) -> No
 
 def noted(metadata: dict[str, Any], *, n: int = 2, lane: str = "eval", dataset: str = "held", **said: Any) -> Any:
     sample = Sample(Job(f"{dataset}/1/0", n, lane=lane, metadata=metadata), 0, text="\\boxed{5}", reward_info=said)
-    note(sample, HELD)
+    add_eval_info(sample, HELD)
     return sample.reward_info
 
 

@@ -42,7 +42,7 @@ class Looks:
             room=asyncio.Event(),
             may_start_more=asyncio.Event(),
         )
-        held: Any = SimpleNamespace(num_undrawn=0, num_open=0)
+        held: Any = SimpleNamespace(num_ungenerated=0, num_open=0)
         waiting: Any = SimpleNamespace(blocked_on=lambda cause: None, end=lambda: None)
         self.draining = asyncio.Event()
         self.intake = Intake(
@@ -51,7 +51,7 @@ class Looks:
             waker=self.waker,  # type: ignore[arg-type]
             waiting=waiting,
             draining=self.draining,
-            make_sure=lambda: asyncio.sleep(0, False),
+            verify_before_suspect=lambda: asyncio.sleep(0, False),
         )
         monkeypatch.setattr(self.intake, "_lease", self._lease)
         monkeypatch.setattr(self.intake, "_why_idle", lambda: None)

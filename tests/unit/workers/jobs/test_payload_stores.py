@@ -76,7 +76,7 @@ def test_a_server_that_cannot_be_read_or_opened_is_left_out(
 
     async def plays() -> None:
         stores = stores_of({b"s:good": server(good.url)} | bad)
-        await stores.look()
+        await stores.refresh()
         assert await chosen(stores) == {"good"}
         assert await stores.put("good", [("{t}:payload:b", b"x")]) == [None]
         await stores.close()
@@ -91,7 +91,7 @@ def test_without_one_that_answers_a_worker_keeps_its_samples(good: RedisServer) 
 
     async def plays() -> None:
         stores = stores_of({b"s:p1": server(good.url)})
-        await stores.look()
+        await stores.refresh()
         assert await stores.put("p1", [("{t}:payload:a", b"x")]) is None
         assert stores.choose("d/0/1/0") == "p1"
         assert stores.is_away("p1")

@@ -56,7 +56,7 @@ def make(server: Server, *, routing: bool = False, **worker: Any) -> tuple[Prefi
         commits=server,
         keys=Keys("r"),
         tally=Tally(),
-        engine=SimpleNamespace(logprob_kind="scaled", tells_routing=routing),
+        engine=SimpleNamespace(logprob_kind="scaled", returns_routing=routing),
     )
     return Prefix(cast(Services, services), "token", sample, 1.0), sample
 
@@ -132,7 +132,7 @@ async def test_T17_no_prefix_is_kept_of_a_sample_whose_routing_would_not_go_with
     await draw(prefix, sample, 40)
     assert await prefix.keep_all()
     assert server.sizes == []
-    assert prefix.told().live == 40
+    assert prefix.usage().live == 40
 
 
 async def test_turns_and_observations_are_appended_and_masks_that_change_are_written_anew() -> None:

@@ -58,7 +58,7 @@ async def test_a_job_that_penstock_did_not_write_is_refused(sequences: Any) -> N
 
 
 async def test_an_id_that_would_end_the_engine_never_reaches_it() -> None:
-    with pytest.raises(ConfigError, match="id 10, and the model has ids below 10"):
+    with pytest.raises(ConfigError, match="id 10, but the model's ids are below 10"):
         await score(Scripted(), make_job("s/0/0", [Given([1, 10], 1)]))
 
 

@@ -118,7 +118,7 @@ async def test_requests_of_a_group_are_one_request_with_a_name_each() -> None:
     assert all(one["stream_interval"] > one["max_new_tokens"] for one in body["sampling_params"])
     assert [one.output_ids for one in segments] == [answer_to(k) for k in range(3)]
     assert [one.logprobs for one in segments] == [[-0.5] * 3] * 3
-    assert not any(one.is_unheard for one in segments)
+    assert not any(one.was_lost for one in segments)
 
 
 async def test_other_tokens_are_another_request_and_a_single_one_is_not_streamed() -> None:
@@ -176,7 +176,7 @@ async def test_an_error_of_the_batch_sends_each_unfinished_request_alone() -> No
     async with server.up() as engine:
         segments = await asyncio.gather(*group(engine))
     assert [one.output_ids for one in segments] == [answer_to(0), [99], [99]]
-    assert [one.is_unheard for one in segments] == [False, True, True], "what was generated for them is unknown"
+    assert [one.was_lost for one in segments] == [False, True, True], "what was generated for them is unknown"
     rids = [*server.bodies[0]["rid"], *(body["rid"] for body in server.bodies[1:])]
     assert len(set(rids)) == 5
 
@@ -233,7 +233,7 @@ async def test_a_refused_batch_generated_nothing_and_after_413_or_422_no_batches
     async with server.up() as engine:
         segments = [one for _ in range(2) for one in await asyncio.gather(*group(engine))]
     assert [one.output_ids for one in segments] == [[99]] * 6
-    assert not any(one.is_unheard for one in segments)
+    assert not any(one.was_lost for one in segments)
     assert sum(isinstance(body["rid"], list) for body in server.bodies) == num_batches
 
 
@@ -242,7 +242,7 @@ async def test_tokens_of_a_batch_that_failed_with_500_are_unknown() -> None:
     server.status = 500
     async with server.up() as engine:
         segments = await asyncio.gather(*group(engine))
-    assert all(one.is_unheard for one in segments)
+    assert all(one.was_lost for one in segments)
 
 
 async def test_an_unexpected_exception_fails_every_request_of_the_batch() -> None:

@@ -100,7 +100,7 @@ def test_T6_results_in_flight_during_a_change_carry_the_older_version() -> None:
 def test_an_answer_that_began_on_prefix_KV_of_older_weights_is_thrown_away_to_be_drawn_anew() -> None:
     waited = read(answer([1, 2], [("3", 0, 2)]), sent=2)
     assert (waited.output_ids, waited.finish_reason, waited.message) == ([], "abort", STALE_PREFIX)
-    assert waited.num_thrown == 2
+    assert waited.num_discarded == 2
     assert read(answer([1, 2], [("3", 0, 2)], cached_tokens=0), sent=2).output_ids == [1, 2], "nothing was cached"
     assert read(answer([1, 2], [("2", 0, 1), ("3", 1, 2)]), sent=2).output_ids == [1, 2], "it began before the change"
     assert read(answer([1, 2], [("3", 0, 2)]), sent=3).output_ids == [1, 2], "it was sent after the change"

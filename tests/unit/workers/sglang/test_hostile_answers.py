@@ -158,7 +158,7 @@ async def test_an_answer_without_end_is_bounded(
     kind: str, says: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.workers.sglang.controls.MAX_EVENT_BYTES", 2**20)
-    heard: dict[str, Any] = {"heard": lambda *_: None} if streamed else {}
+    heard: dict[str, Any] = {"on_tokens": lambda *_: None} if streamed else {}
     if kind == "stream" and not streamed:
         says = "more than 1048576 bytes"
     if kind == "body" and streamed:

@@ -133,7 +133,7 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again_un
         segments = [await engine.generate([1], {"max_new_tokens": 1}, rid="j/0") for _ in range(2)]
         await engine.stop()
     assert [one.output_ids for one in segments] == [[5], [5]]
-    assert [one.is_unheard for one in segments] == [False, True], "the tokens of the lost request are unknown"
+    assert [one.was_lost for one in segments] == [False, True], "the tokens of the lost request are unknown"
     assert len(set(server.rids)) == len(server.rids) == 2 + reads
 
 

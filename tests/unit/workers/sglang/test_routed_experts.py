@@ -31,7 +31,7 @@ def told(mark: int, num_tokens: int, like: Segment) -> Segment:
 
 
 class RoutedScript(ScriptedEngine):
-    tells_routing = True
+    returns_routing = True
 
 
 def marks(sample: Sample) -> list[int]:
@@ -84,7 +84,7 @@ def test_T17_tokens_whose_experts_nobody_tells_are_thrown_away_to_be_drawn_anew(
     client, aborted = engine(), {"finish_reason": {"type": "abort"}}
     client.routing = ROUTING
     thrown = client.segment_of(answer([1, 2], **aborted), 3, "r")
-    assert (thrown.output_ids, thrown.finish_reason, thrown.num_thrown) == ([], "abort", 2)
+    assert (thrown.output_ids, thrown.finish_reason, thrown.num_discarded) == ([], "abort", 2)
     assert "expert routing" in thrown.message
     assert client.segment_of(answer([], **aborted), 3, "r").experts is None, "it never ran"
     with pytest.raises(EngineError, match="returned no expert routing"):
@@ -101,7 +101,7 @@ async def test_rows_behind_a_stop_are_cut_with_their_tokens() -> None:
 
 
 async def test_an_engine_that_told_too_little_is_at_fault() -> None:
-    with pytest.raises(EngineError, match="the routing of 0 positions; 7 tokens need 6"):
+    with pytest.raises(EngineError, match="routing for 0 positions, but 7 tokens need 6"):
         await make(RoutedScript(segment("xyz", "stop", eos=True)))
 
 

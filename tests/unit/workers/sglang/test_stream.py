@@ -63,14 +63,14 @@ async def test_an_event_without_an_end_is_bounded() -> None:
 @pytest.mark.parametrize("incremental", [True, False])
 def test_an_answer_is_put_together_and_told_once(incremental: bool) -> None:
     answer = Answer("a/0/0/0", incremental=incremental)
-    heard: list[int] = []
+    on_tokens: list[int] = []
     seen: list[int] = []
     for new in ([4], [5, 6], [], [7]):
         seen += new
         ids, logprobs = answer.add(event(new if incremental else list(seen)))
         assert len(ids) == len(logprobs)
-        heard += ids
-    assert heard == [4, 5, 6, 7]
+        on_tokens += ids
+    assert on_tokens == [4, 5, 6, 7]
     assert not answer.is_finished
     answer.add(event([8] if incremental else [4, 5, 6, 7, 8], finish={"type": "stop"}))
     assert answer.is_finished
@@ -82,14 +82,14 @@ def test_an_answer_is_put_together_and_told_once(incremental: bool) -> None:
 def test_a_stream_tells_by_its_counts_what_it_repeats(incremental: bool) -> None:
     """Of servers behind a router one may repeat and another not, whatever the first of them said."""
     answer = Answer("a/0/0/0", incremental=not incremental)
-    heard: list[int] = []
+    on_tokens: list[int] = []
     seen: list[int] = []
     for new in ([4], [5, 6], [7], []):
         seen += new
         one = event(new if incremental else list(seen))
         one["meta_info"]["completion_tokens"] = len(seen)
-        heard += answer.add(one)[0]
-    assert heard == answer.whole()["output_ids"] == [4, 5, 6, 7]
+        on_tokens += answer.add(one)[0]
+    assert on_tokens == answer.whole()["output_ids"] == [4, 5, 6, 7]
 
 
 def test_tokens_are_heard_no_sooner_than_their_logprobs() -> None:
@@ -123,12 +123,12 @@ class StreamingEngine(ScriptedEngine):
         self.portions = portions
 
     async def generate(
-        self, input_ids: list[int], sampling: dict[str, Any], *, rid: str, heard: Any = None, interval: int = 1
+        self, input_ids: list[int], sampling: dict[str, Any], *, rid: str, on_tokens: Any = None, interval: int = 1
     ) -> Segment:
         assert interval == 4
         while self.portions:
             ids = [ord(letter) - 96 for letter in self.portions.pop(0)]
-            heard(1, ids, [-0.5] * len(ids))
+            on_tokens(1, ids, [-0.5] * len(ids))
         return await super().generate(input_ids, sampling, rid=rid)
 
 
@@ -137,7 +137,7 @@ async def test_T6_the_end_of_an_answer_takes_the_place_of_what_was_heard_of_it()
     sample = Sample(JOB, 0)
     answer = Segment([24, 25, 26, EOS], [-1.0, -2.0, -3.0, -4.0], [1, 1, 2, 2], "stop", 0, 3)
     engine = StreamingEngine(answer, portions=["x", "yz"])
-    await make(engine, partial=sample, interval=4, drawn=lambda: looks.append(list(sample.versions)))
+    await make(engine, partial=sample, interval=4, on_growth=lambda: looks.append(list(sample.versions)))
     assert looks == [[-1, -1, -1, 1], [-1, -1, -1, 1, 1, 1]]
     assert sample.versions == [-1, -1, -1, 1, 1, 2, 2]
     assert sample.logprobs[3:] == [-1.0, -2.0, -3.0, -4.0]
@@ -195,7 +195,7 @@ async def test_T6_what_is_not_proven_is_counted_until_it_is_thrown_away_or_the_e
 
     with pytest.raises(EngineDied):
         await make(engine, partial=sample, interval=4)
-    assert sample.num_unproven == 2 + 2, "two of the answer's, two that were heard under newer weights"
+    assert sample.num_unproven == 2 + 2, "two of the answer's, two that were on_tokens under newer weights"
     again = partial_from_bytes(partial_to_bytes(sample), JOB, 0)
     start = len(again.tokens)
     again.append([26], version=1, logprobs=[-0.5])
