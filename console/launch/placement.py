@@ -217,7 +217,7 @@ def _with_fleet(config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...])
     given = gpus
     if not config.fleet.nodes:
         given = gpus if held or colocated else tuple(gpu for gpu in gpus if gpu not in trainer)
-        nodes = [Node(LOOPBACK, tuple(range(len(given))), given)]
+        nodes = [Node(LOOPBACK, given)]
     else:
         nodes = local_nodes(config)
     laid_out = plan(config, nodes)

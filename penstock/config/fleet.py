@@ -185,9 +185,9 @@ class ModelGroups(Section):
             raise ValueError(f"model {self.name} has two groups {twice}: give them different names")
         return self
 
-    def names(self) -> list[str]:
-        """Names of the groups, in their order."""
-        return [group.name or f"{group.worker_type}-{index}" for index, group in enumerate(self.server_groups)]
+    def groups(self) -> list[tuple[str, GroupConfig]]:
+        """Return the groups with their names, in their order."""
+        return [(one.name or f"{one.worker_type}-{index}", one) for index, one in enumerate(self.server_groups)]
 
 
 class NodeConfig(Section):

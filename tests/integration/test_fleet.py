@@ -14,6 +14,7 @@ import redis
 
 from penstock.config import ModelConfig
 from penstock.errors import ConfigError
+from penstock.metrics.gpu_load import numbered
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
@@ -98,6 +99,27 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
     play.assert_conserved(client, keys)
 
 
+class Noted:
+    """A process that is not there; what it is told is noted."""
+
+    def __init__(self, name: str, notes: "Notes") -> None:
+        self.name, self.notes = name, notes
+        notes.states[name] = "running"
+
+    def look(self) -> Status:
+        return Status(ProcessState(self.notes.states[self.name]))
+
+    def bounce(self) -> None:
+        self.notes.told.append(("bounce", self.name))
+
+    def terminate(self) -> None:
+        self.notes.told.append(("terminate", self.name))
+
+    def kill(self) -> None:
+        del self.notes.states[self.name]
+        self.notes.told.append(("kill", self.name))
+
+
 class Notes(Nodes):
     """A launcher that starts nothing."""
 
@@ -106,21 +128,8 @@ class Notes(Nodes):
         self.states: dict[str, str] = {}
         self.told: list[tuple[str, str]] = []
 
-    def start(self, spec: Spec) -> None:
-        self.states[spec.name] = "running"
-
-    def look(self) -> dict[str, Status]:
-        return {name: Status(ProcessState(state)) for name, state in self.states.items()}
-
-    def bounce(self, name: str) -> None:
-        self.told.append(("bounce", name))
-
-    def terminate(self, name: str) -> None:
-        self.told.append(("terminate", name))
-
-    def forget(self, name: str) -> None:
-        self.states.pop(name, None)
-        self.told.append(("forget", name))
+    def start(self, spec: Spec) -> Noted:
+        return Noted(spec.name, self)
 
     def close(self) -> None:
         pass
@@ -145,18 +154,18 @@ def show_worker(client: redis.Redis, keys: Keys, name: str, version: int, urls: 
 
 
 def test_those_with_the_oldest_weights_leave_first(client: redis.Redis, keys: Keys, make_fleet: Any) -> None:
-    notes = Notes(Node("127.0.0.1", (0, 1, 2)))
+    notes = Notes(Node("127.0.0.1", numbered(3)))
     fleet = make_fleet(notes, {"name": "r", "num_gpus": 3})
     for name, version in (("policy.r.0", 5), ("policy.r.1", 3), ("policy.r.2", 5)):
         show_worker(client, keys, name, version)
-    fleet.scale("policy", "r", 2)
+    fleet.scale("policy.r", 2)
     assert ("terminate", "policy.r.1") in notes.told
     assert "policy.r.1" in notes.states, "it drains"
-    fleet.scale("policy", "r", 2)
+    fleet.scale("policy.r", 2)
     assert [told for told in notes.told if told[0] == "terminate"] == [("terminate", "policy.r.1")]
     notes.states["policy.r.1"] = "ended"
     fleet.keep_up()
-    assert ("forget", "policy.r.1") in notes.told
+    assert ("kill", "policy.r.1") in notes.told
     assert [worker.name for worker in fleet.plan.workers] == ["policy.r.0", "policy.r.2"]
 
     # What it had is given to who comes next; more than there is, is refused by name.
@@ -168,12 +177,12 @@ def test_those_with_the_oldest_weights_leave_first(client: redis.Redis, keys: Ke
 
 
 def test_an_engine_behind_a_router_leaves_it_before_it_ends(client: redis.Redis, keys: Keys, make_fleet: Any) -> None:
-    notes = Notes(Node("127.0.0.1", (0, 1)))
+    notes = Notes(Node("127.0.0.1", numbered(2)))
     fleet = make_fleet(notes, {"name": "r", "num_gpus": 2}, router={})
     first, second = (engine.url for engine in fleet.plan.engines)
     fleet.show_members()
     show_worker(client, keys, "policy.routed", 4, {first: 3, second: 4})
-    fleet.scale("policy", "r", 1)
+    fleet.scale("policy.r", 1)
     members = read_members(client, keys, "policy.routed")
     assert members is not None
     assert [member.url for member in members] == [second]
@@ -185,7 +194,7 @@ def test_an_engine_behind_a_router_leaves_it_before_it_ends(client: redis.Redis,
 
 
 def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
-    notes = Notes(Node("10.0.0.1", (0, 1)), Node("10.0.0.2", (0, 1)))
+    notes = Notes(Node("10.0.0.1", numbered(2)), Node("10.0.0.2", numbered(2)))
     fleet = make_fleet(notes, {"name": "r", "num_gpus": 4, "num_gpus_per_engine": 4})
     assert sorted(notes.states) == ["policy.r.0", "policy.r.0.n0.engine", "policy.r.0.n1.engine"]
     notes.states["policy.r.0.n1.engine"] = "restarting"
@@ -196,8 +205,8 @@ def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
 def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     client: redis.Redis, keys: Keys, make_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workers.fleet.pressure.UP_AFTER_S", 1e-6)
-    notes = Notes(Node("127.0.0.1", (0, 1, 2)))
+    monkeypatch.setattr("penstock.workers.fleet.autoscaler.UP_AFTER_S", 1e-6)
+    notes = Notes(Node("127.0.0.1", numbered(3)))
     limits = {"min_workers": 1, "max_workers": 2}
     groups = [{"name": "r", "num_gpus": 1}]
     write_capacity(client, keys, 640.0)  # as an earlier fleet saw it
@@ -217,13 +226,13 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     fleet.follow_and_show()
     assert len(fleet.plan.workers) == 3
     with pytest.raises(ConfigError, match=r"fleet\.autoscale scales one regular group of policy, and there are 2"):
-        make_fleet(Notes(Node("h", (0, 1))), {"num_gpus": 1}, {"num_gpus": 1}, autoscale=limits)
+        make_fleet(Notes(Node("h", numbered(2))), {"num_gpus": 1}, {"num_gpus": 1}, autoscale=limits)
 
 
 def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answering: set[str] = set()
     monkeypatch.setattr(fleet_main, "answers", answering.__contains__)
-    notes = Notes(Node("127.0.0.1", (0, 1, 2)))
+    notes = Notes(Node("127.0.0.1", numbered(3)))
     groups = [{"name": name, "worker_type": name, "num_gpus": 1} for name in ("encoder", "prefill", "decode")]
     fleet = make_fleet(notes, *groups)
     assert sorted(notes.states) == ["policy.encoder.0.engine"]

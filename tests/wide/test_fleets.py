@@ -196,7 +196,6 @@ async def test_ray_places_an_engine_over_two_hosts(
         config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
         launcher = RayLauncher(config)
         laid_out = Plan(config, launcher)
-        laid_out.place_all()
         first, second = laid_out.engines
         assert {first.host, second.host} == set(launcher.hosts)
         assert first.url == f"http://{first.host}:{first.ports['http']}"
@@ -211,14 +210,15 @@ async def test_ray_places_an_engine_over_two_hosts(
         # A server runs in the bundle of its engine, with a GPU of Ray's choice; elsewhere it would be unreachable.
         code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(1000)"
         command, log = (sys.executable, "-c", code), tmp_path / "engine.log"
-        spec = Spec("e", "engine", "127.0.0.2", (0,), (), {}, str(log), engine="policy.r.1", command=command)
-        launcher.start(spec)
-        await until(lambda: launcher.look()["e"].state == "running" and log.read_text().strip() in ("0", "1"))
-        gone = open_pidfds([launcher.look()["e"].pid])
-        launcher.forget("e")
+        spec = Spec("e", "engine", "127.0.0.2", str(log), command, gpus=(0,), engine="policy.r.1")
+        server = launcher.start(spec)
+        await until(lambda: server.look().state == "running" and log.read_text().strip() in ("0", "1"))
+        gone = open_pidfds([server.look().pid])
+        server.kill()
         assert wait_gone(gone, 10) == []
-        launcher.start(replace(spec, host=cluster.head_node.node_ip_address))
-        await until(lambda: "moved from" in launcher.look()["e"].why)
+        moved = launcher.start(replace(spec, host=cluster.head_node.node_ip_address))
+        await until(lambda: "moved from" in moved.look().why)
+        moved.kill()
         launcher.close()
     finally:
         ray.shutdown()

@@ -22,19 +22,17 @@ class Spec:
     name: str
     kind: Literal["worker", "engine", "encoder", "router"]
     host: str
-    gpus: tuple[int, ...]
-    #: Module of penstock and arguments, under the node's own interpreter; else ``command``, for servers.
-    arguments: tuple[str, ...]
-    #: Added to the node's environment; contains secrets.
-    environment: dict[str, str] = field(repr=False)
     log_path: str
-    #: Engine whose slot it runs in, and the index of that slot.
-    engine: str = ""
-    rank: int = 0
     #: A server and its arguments; its descendants end with it.
     command: tuple[str, ...] = ()
-    #: Processes of one engine over several nodes start and end together.
-    tie: str = ""
+    #: Without ``command``: module of penstock and arguments, under the node's own interpreter.
+    arguments: tuple[str, ...] = ()
+    #: Added to the node's environment; contains secrets.
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    gpus: tuple[int, ...] = ()
+    #: Engine whose slot it runs in, and the index of that slot. Servers of one engine start and end together.
+    engine: str = ""
+    rank: int = 0
     #: ``logs.max_bytes``.
     max_log_bytes: int = 64 * 1024**2
 
@@ -71,7 +69,6 @@ class Places(Protocol):
     @property
     def hosts(self) -> list[str]:
         """Return all nodes, by the addresses at which they reach each other."""
-        ...
 
     def take(self, engine: str, num_gpus: int, host: str | None, gpus: tuple[int, ...] | None) -> list[Slot]:
         """Assign GPUs to an engine: on one node, or all of several nodes if it needs more than one has.
@@ -79,40 +76,35 @@ class Places(Protocol):
         Raises:
             ConfigError: not enough are free.
         """
-        ...
 
     def port(self, owner: str, host: str, count: int = 1) -> int:
         """Assign the first of ``count`` ports in a row. Raises ConfigError if none is left."""
-        ...
 
     def release(self, owner: str) -> None:
         """Release the GPUs and ports of an engine."""
-        ...
+
+
+class Process(Protocol):
+    """A process that is kept running. Methods block only if they say so."""
+
+    def look(self) -> Status:
+        """Return its status; restart it if due. Call it often."""
+
+    def bounce(self) -> None:
+        """Kill it and restart it at once."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM, and do not restart; a worker drains."""
+
+    def kill(self) -> None:
+        """Kill what is left of it. Blocks until it has ended."""
 
 
 class Launcher(Places, Protocol):
-    """Start processes on the fleet's nodes and keep them running. Methods block only if they say so."""
+    """Start processes on the fleet's nodes."""
 
-    def start(self, spec: Spec) -> None:
+    def start(self, spec: Spec) -> Process:
         """Start a process and keep it running."""
-        ...
-
-    def look(self) -> dict[str, Status]:
-        """Return the status of every process, by name; restart what is due. Call it often."""
-        ...
-
-    def bounce(self, name: str) -> None:
-        """Kill a process and restart it at once."""
-        ...
-
-    def terminate(self, name: str) -> None:
-        """Send SIGTERM, and do not restart."""
-        ...
-
-    def forget(self, name: str) -> None:
-        """Kill what is left of a process. Blocks until it has ended."""
-        ...
 
     def close(self) -> None:
-        """Kill all processes. Blocks until they have ended."""
-        ...
+        """Leave the nodes, once all processes are killed."""

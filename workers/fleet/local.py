@@ -17,11 +17,11 @@ from penstock.workers.sglang.args import server_environment
 LOOP_RETRY_S = 30.0
 
 
-class Kept:
-    """A process and its restarts. ``look`` must be called regularly."""
+class LocalProcess:
+    """A child of this process, and its restarts; see Process. It ends with this process, however that ends (Linux)."""
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+        self._spec = spec
         path = Path(spec.log_path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if spec.command:
@@ -35,50 +35,48 @@ class Kept:
         self._child.start()
 
     def look(self) -> Status:
-        """Restart the process if due; return its status. Does not block."""
         child = self._child
         if child.ended():
-            # A worker that drained is done; a server is needed, whatever code it ended with.
-            self._ended = self._is_to_end or (child.code == 0 and not self.spec.command)
-            if not self._ended:
-                words = child.last_words(3)
-                self._why = f"ended by {child.how()}" + (f": {words}" if words else "")
-                if child.schedule_restart() is not None:
-                    self._looping = True
-                    child.restart_in(LOOP_RETRY_S)
+            self._note_end()
         child.restart_if_due()
         if child.alive() and child.age_s > LOOP_RETRY_S:
             self._looping = False
         if time.monotonic() >= self._look_at_log:
             self._look_at_log = time.monotonic() + LOOK_EVERY_S
-            bound([child.log_path], self.spec.max_log_bytes)
+            bound([child.log_path], self._spec.max_log_bytes)
         state = ProcessState.RUNNING if child.alive() else ProcessState.RESTARTING
         state = ProcessState.ENDED if self._ended else ProcessState.CRASH_LOOP if self._looping else state
-        return Status(state, child.pid or 0, child.num_starts, self._why, self.spec.host)
+        return Status(state, child.pid or 0, child.num_starts, self._why, self._spec.host)
+
+    def _note_end(self) -> None:
+        # A worker that drained is done; a server is needed, whatever code it ended with.
+        child, self._ended = self._child, self._is_to_end or (self._child.code == 0 and not self._spec.command)
+        if not self._ended:
+            words = child.last_words(3)
+            self._why = f"ended by {child.how()}" + (f": {words}" if words else "")
+            if child.schedule_restart() is not None:
+                self._looping = True
+                child.restart_in(LOOP_RETRY_S)
 
     def bounce(self) -> None:
-        """Kill the process and restart it at once: another process of its engine died."""
         self._child.kill()
         self._ended = self._is_to_end = False
         self._child.start()
 
     def terminate(self) -> None:
-        """Send SIGTERM, and do not restart; a worker drains."""
         self._is_to_end, self._ended = True, not self._child.alive()
         self._child.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL, and do not restart; blocks until the process has ended."""
         self._ended = True
         self._child.kill()
 
 
 class LocalLauncher(Nodes):
-    """Start processes on this machine; they end with this process, however it ends (Linux)."""
+    """Start processes on this machine."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(local_nodes(config), config.fleet.ports, reserves=True)
-        self._kept: dict[str, Kept] = {}
         here = (LOOPBACK, "localhost", os.uname().nodename)
         if others := [host for host in self.hosts if host not in here]:
             raise ConfigError(
@@ -86,22 +84,8 @@ class LocalLauncher(Nodes):
                 f"use launcher ray, or name one node {LOOPBACK}."
             )
 
-    def start(self, spec: Spec) -> None:
-        self._kept[spec.name] = Kept(spec)
-
-    def look(self) -> dict[str, Status]:
-        return {name: kept.look() for name, kept in self._kept.items()}
-
-    def bounce(self, name: str) -> None:
-        self._kept[name].bounce()
-
-    def terminate(self, name: str) -> None:
-        self._kept[name].terminate()
-
-    def forget(self, name: str) -> None:
-        if (kept := self._kept.pop(name, None)) is not None:
-            kept.kill()
+    def start(self, spec: Spec) -> LocalProcess:
+        return LocalProcess(spec)
 
     def close(self) -> None:
-        for name in list(self._kept):
-            self.forget(name)
+        """Do nothing: the processes are killed."""

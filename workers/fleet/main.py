@@ -23,20 +23,27 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.metrics.server import Exporter
 from penstock.protocol.presence import read_workers
 from penstock.protocol.scripts import check_schema
+from penstock.protocol.snapshot import snapshot
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
 from penstock.system.keeper import KILL_S
 from penstock.system.stop import Stop
 from penstock.text import redact
+from penstock.workers.fleet.autoscaler import Autoscaler
 from penstock.workers.fleet.health import ServerHealth, answers
-from penstock.workers.fleet.launcher import Launcher, ProcessState, Status
+from penstock.workers.fleet.launcher import Launcher, Process, ProcessState, Status
 from penstock.workers.fleet.local import LocalLauncher
-from penstock.workers.fleet.models import groups_of
 from penstock.workers.fleet.plan import Plan
-from penstock.workers.fleet.pressure import Scaling
 from penstock.workers.fleet.specs import engine_process, specs_of
-from penstock.workers.fleet.state import FleetCollector, clear_wanted, read_wanted, write_state
+from penstock.workers.fleet.state import (
+    FleetCollector,
+    clear_wanted,
+    read_capacity,
+    read_wanted,
+    write_capacity,
+    write_state,
+)
 from penstock.workers.router.members import write_members
 from penstock.workers.sglang.args import check_arguments
 
@@ -66,15 +73,14 @@ class Fleet:
         control.call(check_schema(self.keys))
         self.client: Client = control.client
         self.plan = Plan(config, launcher)
-        self.plan.place_all()
         self._specs = specs_of(config, self.plan)
         self._waiting = dict(self._specs)
+        self._processes: dict[str, Process] = {}
         self._statuses: dict[str, Status] = {}
         #: Engines being drained, and since when.
         self._leaving: dict[str, float] = {}
-        #: Groups that could not be scaled, and why; retried when another number is wanted.
-        self._refused: dict[str, str] = {}
-        self._followed: dict[str, int] = {}
+        #: The number of engines last requested of each group, and why it could not be had; '' if it could.
+        self._followed: dict[str, tuple[int, str]] = {}
         self._health = ServerHealth(config.engine)
         self._shown = 0.0
         #: The last published record; replaced, never changed.
@@ -82,7 +88,9 @@ class Fleet:
         # A fixed port would be the workers', which get the fleet's configuration.
         alone = config.metrics.port
         self._exporter = None if alone else Exporter.of(config, "fleet", "", FleetCollector(lambda: self.shown))
-        self._scaling = Scaling(config, self.client, self.keys) if config.fleet.autoscale is not None else None
+        self._autoscaler = None
+        if config.fleet.autoscale is not None:
+            self._autoscaler = Autoscaler(config, read_capacity(self.client, self.keys))
 
     def run(self) -> int:
         """Keep the fleet running until a signal ends it; return the exit code. Blocks."""
@@ -101,17 +109,12 @@ class Fleet:
         finally:
             if self._exporter is not None:
                 self._exporter.close()
+            for name in list(self._processes):
+                self._kill(name)
             self.launcher.close()
             with contextlib.suppress(*PASSING):
                 write_state(self.client, self.keys, {})
             self.client.close()
-
-    def _adopt(self) -> None:
-        """Follow the plan: start its new processes."""
-        specs = specs_of(self.config, self.plan)
-        self._waiting |= {name: spec for name, spec in specs.items() if name not in self._specs}
-        self._specs = specs
-        self.show_members()
 
     def show_members(self) -> None:
         """Publish which engines each worker has behind its router."""
@@ -123,66 +126,70 @@ class Fleet:
 
     def start_waiting(self) -> None:
         """Start processes that need not wait: engines that name encoders wait until those answer."""
-        encoders = {e.model: False for e in self.plan.engines if e.worker_type == "encoder"}
-        for model in encoders:
-            urls = [e.url for e in self.plan.engines if e.model == model and e.worker_type == "encoder"]
-            encoders[model] = all(map(answers, urls))
+        if not self._waiting:
+            return
+        silent = {e.model for e in self.plan.engines if e.worker_type == "encoder" and not answers(e.url)}
         for name, spec in list(self._waiting.items()):
-            model = name.split(".", 1)[0]
-            if spec.kind == "encoder" or encoders.get(model, True):
+            if spec.kind == "encoder" or name.split(".", 1)[0] not in silent:
                 del self._waiting[name]
-                self.launcher.start(spec)
+                self._processes[name] = self.launcher.start(spec)
 
     def keep_up(self) -> None:
-        """Restart what died, with what is tied to it, and end drained engines."""
-        before, self._statuses = self._statuses, self.launcher.look()
+        """Restart what died or hangs, with what is tied to it, and end drained engines."""
+        before, self._statuses = self._statuses, {name: one.look() for name, one in self._processes.items()}
         for name, status in self._statuses.items():
             old = before.get(name)
             died = status.state not in (ProcessState.RUNNING, ProcessState.ENDED)
             if old is not None and old.state == ProcessState.RUNNING and died:
                 log.warning("%s %s: %s", name, status.state, redact(status.why))
                 self._bounce_tied(name)
-        self._bounce_hung()
-        self._end_drained()
-
-    def _bounce_hung(self) -> None:
-        """Restart servers that do not answer: those that the fleet starts, as workers check their own."""
+        # Workers check the engines that they start.
         engines = {engine_process(one): one for one in self.plan.engines if one.started_by == "fleet" and one.url}
         routers = {one.name: one for one in self.plan.routers if one.started_by == "fleet"}
         for name, server in (engines | routers).items():
-            status = self._statuses.get(name)
-            if status is not None and status.pid and self._health.hangs(server, status.pid):
+            pid = self._statuses[name].pid if name in self._statuses else 0
+            if pid and self._health.hangs(server, pid):
                 log.warning("restarting %s: it does not answer", name)
-                self.launcher.bounce(name)
+                self._processes[name].bounce()
                 self._bounce_tied(name)
+        self._end_drained()
 
     def _bounce_tied(self, name: str) -> None:
-        tie = self._specs[name].tie if name in self._specs else ""
+        """Restart the other processes of an engine over several nodes."""
+        mine = self._specs.get(name)
         for other, spec in self._specs.items():
-            if tie and spec.tie == tie and other != name and other not in self._waiting:
+            tied = mine is not None and mine.kind == spec.kind == "engine" and spec.engine == mine.engine
+            if tied and other != name and other in self._processes:
                 log.warning("restarting %s with %s", other, name)
-                self.launcher.bounce(other)
+                self._processes[other].bounce()
 
-    def scale(self, model: str, group: str, count: int) -> None:
-        """Scale a group to ``count`` engines: start new ones, or drain those with the oldest weights.
+    def _kill(self, name: str) -> None:
+        """Kill what is left of a process."""
+        self._waiting.pop(name, None)
+        if (process := self._processes.pop(name, None)) is not None:
+            process.kill()
+
+    def scale(self, group: str, count: int) -> None:
+        """Scale ``MODEL.GROUP`` to ``count`` engines: start new ones, or drain those with the oldest weights.
 
         Raises:
             ConfigError: it cannot grow that far; the engines that fit are started.
         """
-        present = [name for name in self._engines_of(model, group) if name not in self._leaving]
+        present = self._staying(group)
         for _ in range(count - len(present)):
-            self.plan.add(model, group)
-            self._adopt()
+            self.plan.add(*group.split(".", 1))
+            known, self._specs = self._specs, specs_of(self.config, self.plan)
+            self._waiting |= {name: spec for name, spec in self._specs.items() if name not in known}
+            self.show_members()
         if count < len(present):
             versions = self._versions()
             latest_first = reversed(present)
             for name in sorted(latest_first, key=lambda name: versions.get(name, -1))[: len(present) - count]:
                 self._drain(name)
 
-    def _engines_of(self, model: str, group: str) -> list[str]:
-        """Return the names of a group's engines, by their numbers."""
-        found = {e.index: e.owner for e in self.plan.engines if (e.model, e.group) == (model, group)}
-        return [found[index] for index in sorted(found)]
+    def _staying(self, group: str) -> list[str]:
+        """Return the engines of a group that are not being drained."""
+        return [name for name in self.plan.engines_of(group) if name not in self._leaving]
 
     def _versions(self) -> dict[str, int]:
         """Return the version of each engine, as reported by workers; engines without a report are missing."""
@@ -197,43 +204,44 @@ class Fleet:
         """Drain one engine: its worker drains, or the worker with the router removes it."""
         log.info("draining %s", name)
         self._leaving[name] = time.monotonic()
-        if name in {worker.name for worker in self.plan.workers}:
-            self._waiting.pop(name, None)
-            if name in self._statuses:
-                self.launcher.terminate(name)
-        else:
+        if not self._has_worker(name):
             self.show_members()
+        elif name in self._processes:
+            self._processes[name].terminate()
+        self._waiting.pop(name, None)
+
+    def _has_worker(self, engine: str) -> bool:
+        """Return whether an engine has a worker of its own, of the same name."""
+        return any(worker.name == engine for worker in self.plan.workers)
 
     def _end_drained(self) -> None:
         """End the processes of drained engines, and release their GPUs and ports."""
+        limit_s = self.config.worker.drain_timeout_s + 60 + STOP_S
         for name, since in list(self._leaving.items()):
-            mine = [e for e in self.plan.engines if e.owner == name]
-            if name in {worker.name for worker in self.plan.workers}:
-                status = self._statuses.get(name)
-                gone = status is None or status.state == ProcessState.ENDED
-            else:
-                gone = not self._is_behind_a_router({e.url for e in mine if e.url})
-            if not gone and time.monotonic() - since < self.config.worker.drain_timeout_s + 60 + STOP_S:
+            if self._serves(name) and time.monotonic() - since < limit_s:
                 continue
-            for process in [name, *map(engine_process, mine)]:
-                self._waiting.pop(process, None)
-                self.launcher.forget(process)
+            for process in (name, *(engine_process(e) for e in self.plan.engines if e.owner == name)):
+                self._kill(process)
             self.plan.remove(name)
             self._specs = specs_of(self.config, self.plan)
             del self._leaving[name]
             log.info("%s has left", name)
 
-    def _is_behind_a_router(self, urls: set[str]) -> bool:
-        known = {engine.url for worker in read_workers(self.client, self.keys) for engine in worker.engines}
-        return bool(urls & known)
+    def _serves(self, name: str) -> bool:
+        """Return whether an engine that is being drained still has requests to finish, or may have."""
+        if self._has_worker(name):
+            return name in self._statuses and self._statuses[name].state != ProcessState.ENDED
+        urls = {e.url for e in self.plan.engines if e.owner == name}
+        return any(one.url in urls for worker in read_workers(self.client, self.keys) for one in worker.engines)
 
     def follow_and_show(self) -> None:
         """Follow requests in Redis, and publish the fleet's state. If Redis is down, retry later."""
         try:
             wanted = read_wanted(self.client, self.keys)
-            self._follow(wanted)
-            if self._scaling is not None and self._scaling.group not in wanted:
-                self._follow({self._scaling.group: self._scaling.decide(self._count(self._scaling.group))})
+            if self._autoscaler is not None and self._autoscaler.group not in wanted:
+                wanted[self._autoscaler.group] = self._autoscaled(self._autoscaler)
+            for name, count in wanted.items():
+                self._follow(name, count)
             self.shown = self.record()
             write_state(self.client, self.keys, self.shown)
         except PASSING as exc:
@@ -241,81 +249,80 @@ class Fleet:
         except PenstockError as exc:
             log.error("%s", redact(str(exc)))
 
-    def _count(self, group: str) -> int:
-        """Return the number of engines of ``MODEL.GROUP`` that run or start."""
-        return sum(name not in self._leaving for name in self._engines_of(*group.split(".", 1)))
+    def _autoscaled(self, autoscaler: Autoscaler) -> int:
+        present = len(self._staying(autoscaler.group))
+        count = autoscaler.decide(time.monotonic(), snapshot(self.client, self.keys), present)
+        if autoscaler.capacity:
+            write_capacity(self.client, self.keys, autoscaler.capacity)
+        return count
 
-    def _follow(self, wanted: dict[str, int]) -> None:
-        for name, count in wanted.items():
-            if self._followed.get(name) == count and name in self._refused:
-                continue
-            self._followed[name] = count
-            model, _, group = name.partition(".")
-            try:
-                self.scale(model, group, count)
-            except ConfigError as exc:
-                log.error("%s is not scaled to %d: %s", name, count, exc)
-                self._refused[name] = str(exc)
-            else:
-                self._refused.pop(name, None)
+    def _follow(self, group: str, count: int) -> None:
+        known = self._followed.get(group)
+        if known is not None and known[0] == count and known[1]:
+            return  # refused; another number is tried
+        self._followed[group] = (count, "")
+        try:
+            self.scale(group, count)
+        except ConfigError as exc:
+            log.error("%s is not scaled to %d: %s", group, count, exc)
+            self._followed[group] = (count, str(exc))
 
     def record(self) -> dict[str, Any]:
         """Return the state of the fleet, as plain values."""
-        groups: dict[str, dict[str, Any]] = {}
-        for model in groups_of(self.config):
-            for name, group in zip(model.names(), model.server_groups, strict=True):
-                engines = self._engines_of(model.name, name)
-                groups[f"{model.name}.{name}"] = {
-                    "worker_type": group.worker_type,
-                    "engines": len(engines),
-                    "leaving": sum(engine in self._leaving for engine in engines),
-                    "refused": self._refused.get(f"{model.name}.{name}", ""),
-                }
+        groups = {
+            (group := f"{model.name}.{name}"): {
+                "worker_type": one.worker_type,
+                "engines": len(self.plan.engines_of(group)),
+                "leaving": len(self.plan.engines_of(group)) - len(self._staying(group)),
+                "refused": self._followed.get(group, (0, ""))[1],
+            }
+            for model in self.plan.models
+            for name, one in model.groups()
+        }
         statuses = {name: Status(ProcessState.WAITING) for name in self._waiting} | self._statuses
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "launcher": self.config.fleet.launcher,
             "groups": groups,
-            "autoscale": self._scaling.record if self._scaling is not None else {},
-            "endpoints": {model: url for model in self.plan.paths if (url := self.plan.endpoint(model))},
+            "autoscale": self._autoscaler.record if self._autoscaler is not None else {},
+            "endpoints": self.plan.endpoints(),
             "processes": [
                 {
                     "name": name,
-                    "kind": self._specs[name].kind if name in self._specs else "",
-                    "host": status.host or (self._specs[name].host if name in self._specs else ""),
+                    "kind": self._specs[name].kind,
+                    "host": status.host or self._specs[name].host,
                     "state": status.state,
                     "pid": status.pid,
                     "starts": status.starts,
                     "why": redact(status.why),
                 }
                 for name, status in sorted(statuses.items())
+                if name in self._specs
             ],
         }
 
     def _finish(self) -> None:
         """Drain the workers, then end the rest; a second signal makes workers hand back at once, a third one kills."""
-        workers = [name for name, spec in self._specs.items() if spec.kind == "worker" and name in self._statuses]
+        workers = [name for name in self._processes if self._specs[name].kind == "worker"]
         presses = self.stop.count
         self._end(workers, self.config.worker.drain_timeout_s + KILL_S + STOP_S, presses)
-        self._end([name for name in self._statuses if name not in workers], STOP_S, presses)
+        self._end([name for name in self._processes if name not in workers], STOP_S, presses)
 
     def _end(self, names: Iterable[str], limit_s: float, presses: int) -> None:
-        left, began = list(names), time.monotonic()
+        left, began, hurried = list(names), time.monotonic(), False
         for name in left:
-            self.launcher.terminate(name)
-        hurried = False
+            self._processes[name].terminate()
         while left and time.monotonic() - began < limit_s and self.stop.count <= presses + 1:
             if self.stop.count > presses and not hurried:
                 hurried, limit_s = True, min(limit_s, time.monotonic() - began + KILL_S + STOP_S)
                 for name in left:
-                    self.launcher.terminate(name)
-            self._statuses = self.launcher.look()
-            left = [name for name in left if self._statuses[name].state != ProcessState.ENDED]
+                    self._processes[name].terminate()
+            left = [name for name in left if self._processes[name].look().state != ProcessState.ENDED]
             time.sleep(LOOK_S / 4)
         for name in left:
             log.warning("%s did not end in time: killing it", name)
-            self.launcher.forget(name)
+            self._kill(name)
 
 
 def main(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""The plan of a fleet: which process runs on which node, GPUs and ports, with which command. Pure: starts nothing.
+"""The plan of a fleet: which process runs on which node, GPUs and ports, with which command. Starts nothing.
 
 | worker_type | started by | served by                                   |
 |-------------|------------|---------------------------------------------|
@@ -13,19 +13,23 @@ Engines of frozen models and of several nodes are started by the fleet too. One 
 queue, stands for each engine or router of the trained model.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.config import Config, EngineConfig, ModelConfig
-from penstock.config.fleet import GroupConfig, MemberConfig, ModelGroups, RouterConfig, RouterOptions
+from penstock.config.fleet import GroupConfig, MemberConfig, ModelGroups, RouterConfig, RouterOptions, WorkerType
 from penstock.errors import ConfigError
-from penstock.workers.fleet.launcher import Places
-from penstock.workers.fleet.models import find_group, groups_of, is_routed
+from penstock.workers.fleet.groups import find_group, group_arguments, groups_of, is_routed, role_arguments
+from penstock.workers.fleet.launcher import Places, Slot
 from penstock.workers.fleet.nodes import LOOPBACK, Node, Nodes
-from penstock.workers.fleet.roles import DERIVED_PORTS, merge, parallelism, role_of
 from penstock.workers.router.process import build_router_command
 from penstock.workers.sglang.args import build_command, engine_variables
+
+#: Ports above --dist-init-addr that SGLang derives from it (0.5.20: six).
+DERIVED_PORTS = 6
+
+#: worker: its worker starts it; fleet; nobody: a placeholder, or a server that runs already.
+StartedBy = Literal["worker", "fleet", "nobody"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +37,23 @@ class EngineProcess:
     """One process of one engine: an engine over several nodes has one on each."""
 
     name: str
+    #: Name of its engine, MODEL.GROUP.INDEX.
+    owner: str
     model: str
-    group: str
-    worker_type: str
-    index: int
+    worker_type: WorkerType
     #: Index among the nodes of its engine; only rank 0 serves.
     rank: int
     num_nodes: int
     host: str
     gpus: tuple[int, ...]
-    #: Its CUDA_VISIBLE_DEVICES; empty: set where it starts.
-    visible: str
-    #: worker: its worker starts it; fleet; "nobody": a placeholder, or a server that runs already.
-    started_by: Literal["worker", "fleet", "nobody"]
-    url: str = ""
+    started_by: StartedBy
+    url: str
     ports: dict[str, int] = field(default_factory=dict)
     #: Its configuration; None if it is not started here.
     engine: EngineConfig | None = None
     command: tuple[str, ...] = ()
     #: Additional environment variables.
     environment: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def owner(self) -> str:
-        """Name of its engine."""
-        return engine_name(self.model, self.group, self.index)
-
-    @property
-    def member(self) -> MemberConfig:
-        """The engine as a member of a router."""
-        kind: Any = self.worker_type
-        return MemberConfig(url=self.url, worker_type=kind, bootstrap_port=self.ports.get("bootstrap"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +64,7 @@ class RouterProcess:
     model: str
     host: str
     router: RouterConfig
-    started_by: Literal["worker", "fleet"]
+    started_by: StartedBy
     command: tuple[str, ...]
 
     @property
@@ -87,22 +77,33 @@ class WorkerProcess:
     """One worker: one consumer of the queue."""
 
     name: str
-    group: str
     host: str
     gpus: tuple[int, ...]
     engine: EngineConfig
     slots: int | None
 
 
-def engine_name(model: str, group: str, index: int) -> str:
-    return f"{model}.{group}.{index}"
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """One engine with its GPUs and ports, which it keeps while others come and go."""
+
+    model: ModelGroups
+    group_name: str
+    group: GroupConfig
+    index: int
+    args: dict[str, Any]
+    #: Of each of its processes; a server that runs already has one without a host, and no ports.
+    slots: list[Slot]
+    ports: list[dict[str, int]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name}.{self.group_name}.{self.index}"
 
 
 def plan(config: Config, nodes: list[Node]) -> "Plan":
-    """Plan a fleet on given machines; reserves nothing. Raises ConfigError as ``Plan.place_all``."""
-    made = Plan(config, Nodes(nodes, config.fleet.ports))
-    made.place_all()
-    return made
+    """Plan a fleet on given machines; reserves nothing. Raises ConfigError as ``Plan``."""
+    return Plan(config, Nodes(nodes, config.fleet.ports))
 
 
 class Plan:
@@ -110,39 +111,42 @@ class Plan:
 
     Args:
         places: assigns GPUs and ports.
+
+    Raises:
+        ConfigError: groups that are inconsistent, or need more GPUs or ports than are available.
     """
 
     def __init__(self, config: Config, places: Places) -> None:
         self.config = config
         self.places = places
-        self.spread = len(places.hosts) > 1
+        self.models = groups_of(config)
         self.engines: list[EngineProcess] = []
         self.routers: list[RouterProcess] = []
         self.workers: list[WorkerProcess] = []
-        #: Folder of each model.
-        self.paths: dict[str, str] = {}
-        self.groups: dict[tuple[str, str], GroupConfig] = {}
+        self._spread = len(places.hosts) > 1
+        self._placed: list[_Placed] = []
+        # In the order of the file, which placeholders exist to shape.
+        for model in self.models:
+            for name, group in model.groups():
+                for index in range(len(group.urls) or group.count):
+                    self._place(model, name, group, index)
+        self._arrange()
 
-    def endpoint(self, model: str) -> str | None:
-        """Return the one address of a model: its router's, or that of its only engine."""
-        router = next((one.url for one in self.routers if one.model == model), None)
-        urls = [e.url for e in self.engines if e.model == model and e.url and e.worker_type == "regular"]
-        return router or (urls[0] if len(urls) == 1 else None)
+    def engines_of(self, group: str) -> list[str]:
+        """Return the names of the engines of ``MODEL.GROUP``, by their numbers."""
+        found = [one for one in self._placed if f"{one.model.name}.{one.group_name}" == group]
+        return [one.name for one in sorted(found, key=lambda one: one.index)]
 
-    def place_all(self) -> None:
-        """Plan the configured engines.
-
-        Raises:
-            ConfigError: groups that are inconsistent, or need more GPUs or ports than are available.
-        """
-        models = groups_of(self.config)
-        # GPUs are assigned in the order of the file, which placeholders exist to shape; arguments by dependency.
-        for model in models:
-            for name, group in zip(model.names(), model.server_groups, strict=True):
-                self.place(model, name, group, range(group.count))
-        for model in models:
-            self.equip(model)
-            self.serve(model)
+    def endpoints(self) -> dict[str, str]:
+        """Return the one address of each model that has one: its router's, or that of its only engine."""
+        found = {}
+        for model in self.models:
+            urls = [one.url for one in self.routers if one.model == model.name] or [
+                one.url for one in self.engines if one.model == model.name and one.url and one.worker_type == "regular"
+            ]
+            if len(urls) == 1:
+                found[model.name] = urls[0]
+        return found
 
     def add(self, model_name: str, group_name: str) -> None:
         """Add an engine to a group; existing engines stay in place.
@@ -158,181 +162,161 @@ class Plan:
             )
         if group.gpus is not None:
             raise ConfigError(f"{where} cannot grow: its gpus {group.gpus} are fixed; remove gpus.")
-        indexes = {engine.index for engine in self.engines if (engine.model, engine.group) == (model_name, group_name)}
-        free = next(index for index in range(len(indexes) + 1) if index not in indexes)
-        try:
-            self.place(model, group_name, group, range(free, free + 1))
-            self.equip(model)
-            self.serve(model)
-        except ConfigError:
-            self.remove(engine_name(model_name, group_name, free))
-            raise
+        taken = {one.index for one in self._placed if one.group is group}
+        self._place(model, group_name, group, min(set(range(len(taken) + 1)) - taken))
+        self._arrange()
 
-    def remove(self, owner: str) -> None:
+    def remove(self, engine: str) -> None:
         """Remove one engine, and release its GPUs and ports."""
-        gone = {engine.url for engine in self.engines if engine.owner == owner} - {""}
-        self.engines = [engine for engine in self.engines if engine.owner != owner]
-        self.workers = [worker for worker in self.workers if worker.name != owner]
-        self.routers = [
-            replace(one, router=one.router.model_copy(update={"engines": [
-                member for member in one.router.engines if member.url not in gone
-            ]}))
-            for one in self.routers
-        ]  # fmt: skip
-        self.places.release(owner)
+        self._placed = [one for one in self._placed if one.name != engine]
+        self.places.release(engine)
+        self._arrange()
 
-    # -- GPUs
-
-    def place(self, model: ModelGroups, name: str, group: GroupConfig, indexes: range) -> None:
-        """Assign nodes and GPUs to the engines of a group."""
-        self.groups[model.name, name] = group
+    def _place(self, model: ModelGroups, group_name: str, group: GroupConfig, index: int) -> None:
+        """Assign nodes, GPUs and ports to an engine."""
+        placed = _Placed(model, group_name, group, index, {}, [], [])
+        name, per = placed.name, group.per_engine
         if group.urls:
-            self.engines += [
-                EngineProcess(engine_name(model.name, name, index), model.name, name, "regular", index, 0, 1, "", (),
-                              "", "nobody", url=url)
-                for index, url in enumerate(group.urls)
-            ]  # fmt: skip
-            return
-        for index in indexes:
-            who = engine_name(model.name, name, index)
-            per = group.per_engine
+            placed.slots.append(Slot(""))
+        else:
+            if group.worker_type != "placeholder":
+                where = f"fleet.models.{model.name}.{group_name}"
+                placed.args.update(group_arguments(self.config, where, group))
             gpus = None if group.gpus is None else tuple(group.gpus[index * per : (index + 1) * per])
-            slots = self.places.take(who, per, group.host, gpus)
-            if len(slots) > 1 and group.worker_type == "encoder":
-                raise ConfigError(
-                    f"{who}: an encoder cannot be spread over {len(slots)} nodes: lower num_gpus_per_engine."
-                )
-            by = self._started_by(model, group, len(slots))
-            self.engines += [
-                EngineProcess(f"{who}.n{rank}" if len(slots) > 1 else who, model.name, name, group.worker_type, index,
-                              rank, len(slots), slot.host, slot.gpus, slot.visible, by)
-                for rank, slot in enumerate(slots)
-            ]  # fmt: skip
+            placed.slots.extend(self.places.take(name, per, group.host, gpus))
+        try:
+            self._assign_ports(placed)
+        except ConfigError:
+            self.places.release(name)
+            raise
+        self._placed.append(placed)
 
-    def _started_by(
-        self, model: ModelGroups, group: GroupConfig, num_nodes: int
-    ) -> Literal["worker", "fleet", "nobody"]:
-        if group.worker_type == "placeholder":
-            return "nobody"
-        own = model.name == self.config.model.name and not is_routed(self.config, model) and num_nodes == 1
-        return "worker" if own and group.worker_type == "regular" else "fleet"
-
-    # -- arguments
-
-    def equip(self, model: ModelGroups) -> None:
-        """Assign ports and arguments to the engines of a model, encoders first: the others need their URLs."""
-        self.paths[model.name] = model.model_path or self.config.model.path
-        ours = [e for e in self.engines if e.model == model.name and not e.url and e.started_by != "nobody"]
-        for engine in sorted(ours, key=lambda one: one.worker_type != "encoder"):
-            if engine.rank == 0:
-                ranks = [one for one in ours if one.owner == engine.owner]
-                for old, new in zip(ranks, self._equipped(model, ranks), strict=True):
-                    self.engines[self.engines.index(old)] = new
-
-    def _equipped(self, model: ModelGroups, ranks: list[EngineProcess]) -> Iterator[EngineProcess]:
-        first = ranks[0]
-        group = self.groups[first.model, first.group]
-        where = f"fleet.models.{first.model}.{first.group}"
-        args = merge(where, self.config.engine.server_args, group.overrides)
-        args = parallelism(where, args, group.per_engine)
-        spread = len(ranks) > 1
-        owner, dist_init = first.owner, None
-        if spread or args.get("enable_dp_attention"):
-            dist_init = self.places.port(owner, first.host, 1 + DERIVED_PORTS)
-        for rank in ranks:
-            ports = {name: self.places.port(owner, rank.host) for name in ("http", "nccl")}
-            more: dict[str, Any] = {"nccl_port": ports["nccl"]}
-            if dist_init is not None:
-                if rank.rank == 0:
-                    ports["dist_init"] = dist_init
-                more["dist_init_addr"] = f"{self._address(first)}:{dist_init}"
-            if spread:
-                more |= {"nnodes": len(ranks), "node_rank": rank.rank}
-            if rank.worker_type == "prefill":
-                ports["bootstrap"] = self.places.port(owner, rank.host)
-            more |= role_of(
-                rank.worker_type,
-                bootstrap_port=ports.get("bootstrap"),
-                encoder_urls=self._encoders(model, rank),
-            )
-            yield self._with_command(model, group, rank, args | more, ports)
-
-    def _with_command(
-        self, model: ModelGroups, group: GroupConfig, rank: EngineProcess, args: dict[str, Any], ports: dict[str, int]
-    ) -> EngineProcess:
-        env = self.config.engine.server_env | group.env
-        if rank.visible:
-            env |= {"CUDA_VISIBLE_DEVICES": rank.visible}
-        host = self._address(rank)
-        engine = self.config.engine.model_copy(
-            update={"preset": None, "args": args, "env": env, "host": host, "port": ports["http"], "url": None}
-        )
-        served = ModelConfig(name=model.name, path=self.paths[model.name], dtype=self.config.model.dtype)
-        return replace(
-            rank,
-            url=f"http://{host}:{ports['http']}" if rank.rank == 0 else "",
-            ports=ports,
-            engine=engine,
-            command=tuple(build_command(engine, served, path=served.path, version=-1, port=ports["http"])),
-            environment=engine_variables(engine),
-        )
-
-    def _address(self, engine: EngineProcess) -> str:
-        # An address that only its own worker uses need not be reachable from other machines.
-        return engine.host if self.spread and engine.started_by == "fleet" else LOOPBACK
-
-    def _encoders(self, model: ModelGroups, engine: EngineProcess) -> list[str]:
-        kinds = {group.worker_type for group in model.server_groups}
-        if engine.worker_type not in (("prefill",) if "prefill" in kinds else ("regular",)):
-            return []
-        return [one.url for one in self.engines if one.model == model.name and one.worker_type == "encoder"]
-
-    # -- who serves
-
-    def serve(self, model: ModelGroups) -> None:
-        """Plan routers and workers for the engines of a model that have none."""
-        trained = model.name == self.config.model.name
-        served = [e for e in self.engines if e.model == model.name and e.url and e.worker_type != "encoder"]
-        if is_routed(self.config, model):
-            self._route(model, served, trained)
-        elif trained:
-            known = {worker.name for worker in self.workers}
-            self.workers += [self._worker(e) for e in served if e.owner not in known]
-
-    def _route(self, model: ModelGroups, served: list[EngineProcess], trained: bool) -> None:
-        members = [engine.member for engine in served]
-        old = next((one for one in self.routers if one.model == model.name), None)
-        if old is not None:
-            router = old.router.model_copy(update={"engines": members})
-            self.routers[self.routers.index(old)] = replace(old, router=router)
-            for worker in [one for one in self.workers if one.engine.router == old.router]:
-                engine = worker.engine.model_copy(update={"router": router})
-                self.workers[self.workers.index(worker)] = replace(worker, engine=engine)
+    def _assign_ports(self, placed: _Placed) -> None:
+        if self._started_by(placed) == "nobody":
             return
-        host = next((engine.host for engine in served if engine.host), self.places.hosts[0])
-        name = f"{model.name}.router"
-        address = host if self.spread and not trained else LOOPBACK
-        router = RouterConfig.model_validate(
-            (model.router or RouterOptions()).model_dump()
-            | {
-                "engines": [member.model_dump() for member in members],
-                "host": address,
-                "port": self.places.port(name, host),
-            }
-        )
-        metrics_port = self.places.port(name, host)
-        command = tuple(build_router_command(router, self.config.engine.python, metrics_port=metrics_port))
-        self.routers.append(RouterProcess(name, model.name, host, router, "worker" if trained else "fleet", command))
-        if trained:
-            engine = self.config.engine.model_copy(update={"router": router, "preset": None, "args": {}, "env": {}})
-            slots = next((group.slots for group in model.server_groups if group.slots), None)
-            self.workers.append(WorkerProcess(f"{model.name}.routed", "", host, (), engine, slots))
+        name, slots, worker_type = placed.name, placed.slots, placed.group.worker_type
+        if len(slots) > 1 and worker_type == "encoder":
+            raise ConfigError(
+                f"{name}: an encoder cannot be spread over {len(slots)} nodes: lower num_gpus_per_engine."
+            )
+        first = {}
+        if len(slots) > 1 or placed.args.get("enable_dp_attention"):
+            first = {"dist_init": self.places.port(name, slots[0].host, 1 + DERIVED_PORTS)}
+        kinds = ("http", "nccl", "bootstrap") if worker_type == "prefill" else ("http", "nccl")
+        placed.ports.extend({kind: self.places.port(name, slot.host) for kind in kinds} for slot in slots)
+        placed.ports[0].update(first)
 
-    def _worker(self, engine: EngineProcess) -> WorkerProcess:
-        config = engine.engine
-        if engine.started_by != "worker" or config is None:
-            config = self.config.engine.model_copy(update={"url": engine.url, "preset": None, "args": {}, "env": {}})
+    def _started_by(self, placed: _Placed) -> StartedBy:
+        if placed.group.urls or placed.group.worker_type == "placeholder":
+            return "nobody"
+        own = placed.model.name == self.config.model.name and not is_routed(self.config, placed.model)
+        return "worker" if own and placed.group.worker_type == "regular" and len(placed.slots) == 1 else "fleet"
+
+    # -- processes of the placed engines
+
+    def _arrange(self) -> None:
+        """Derive the processes from the placed engines. Routers keep their addresses and commands."""
+        self.engines = [process for one in self._placed for process in self._processes(one)]
+        routers, self.routers, self.workers = {one.model: one for one in self.routers}, [], []
+        for model in self.models:
+            trained = model.name == self.config.model.name
+            served = [e for e in self.engines if e.model == model.name and e.url and e.worker_type != "encoder"]
+            if is_routed(self.config, model):
+                self.routers.append(self._router(model, served, routers.get(model.name), trained=trained))
+                if trained:
+                    self.workers.append(self._routed_worker(model, self.routers[-1]))
+            elif trained:
+                placed = {one.name: one for one in self._placed}
+                self.workers += [self._worker(e, placed[e.owner].group.slots) for e in served]
+
+    def _processes(self, placed: _Placed) -> list[EngineProcess]:
+        """Return the processes of an engine, by rank."""
+        by, count, url = self._started_by(placed), len(placed.slots), self._url(placed)
+        processes = [
+            EngineProcess(
+                name=f"{placed.name}.n{rank}" if count > 1 else placed.name,
+                owner=placed.name,
+                model=placed.model.name,
+                worker_type=placed.group.worker_type,
+                rank=rank,
+                num_nodes=count,
+                host=slot.host,
+                gpus=slot.gpus,
+                started_by=by,
+                url=url if rank == 0 else "",
+            )
+            for rank, slot in enumerate(placed.slots)
+        ]
+        return processes if by == "nobody" else [self._with_command(placed, one) for one in processes]
+
+    def _url(self, placed: _Placed) -> str:
+        if placed.group.urls:
+            return placed.group.urls[placed.index]
+        return f"http://{self._address(placed, 0)}:{placed.ports[0]['http']}" if placed.ports else ""
+
+    def _address(self, placed: _Placed, rank: int) -> str:
+        # An address that only its own worker uses need not be reachable from other machines.
+        return placed.slots[rank].host if self._spread and self._started_by(placed) == "fleet" else LOOPBACK
+
+    def _with_command(self, placed: _Placed, process: EngineProcess) -> EngineProcess:
+        config, group, rank = self.config, placed.group, process.rank
+        ports = placed.ports[rank]
+        args = placed.args | {"nccl_port": ports["nccl"]}
+        if dist_init := placed.ports[0].get("dist_init"):
+            args["dist_init_addr"] = f"{self._address(placed, 0)}:{dist_init}"
+        if process.num_nodes > 1:
+            args |= {"nnodes": process.num_nodes, "node_rank": rank}
+        args |= role_arguments(group.worker_type, ports, self._encoders(placed))
+        env = config.engine.server_env | group.env
+        if visible := placed.slots[rank].visible:
+            env |= {"CUDA_VISIBLE_DEVICES": visible}
+        address = {"host": self._address(placed, rank), "port": ports["http"], "url": None}
+        engine = config.engine.model_copy(update={"preset": None, "args": args, "env": env} | address)
+        path = placed.model.model_path or config.model.path
+        served = ModelConfig(name=placed.model.name, path=path, dtype=config.model.dtype)
+        command = build_command(engine, served, path=path, version=-1, port=ports["http"])
+        environment = engine_variables(engine)
+        return replace(process, ports=ports, engine=engine, command=tuple(command), environment=environment)
+
+    def _encoders(self, placed: _Placed) -> list[str]:
+        """Return the URLs of the encoders that an engine uses."""
+        kinds = {group.worker_type for group in placed.model.server_groups}
+        if placed.group.worker_type != ("prefill" if "prefill" in kinds else "regular"):
+            return []
+        mine = [one for one in self._placed if one.model is placed.model and one.group.worker_type == "encoder"]
+        return [self._url(one) for one in mine]
+
+    def _router(
+        self, model: ModelGroups, served: list[EngineProcess], known: RouterProcess | None, *, trained: bool
+    ) -> RouterProcess:
+        members = [
+            MemberConfig.model_validate(
+                {"url": e.url, "worker_type": e.worker_type, "bootstrap_port": e.ports.get("bootstrap")}
+            )
+            for e in served
+        ]
+        if known is not None:
+            return replace(known, router=known.router.model_copy(update={"engines": members}))
+        name, host = f"{model.name}.router", next((e.host for e in served if e.host), self.places.hosts[0])
+        router = RouterConfig(
+            **dict(model.router or RouterOptions()),
+            engines=members,
+            host=host if self._spread and not trained else LOOPBACK,
+            port=self.places.port(name, host),
+        )
+        command = build_router_command(router, self.config.engine.python, metrics_port=self.places.port(name, host))
+        return RouterProcess(name, model.name, host, router, "worker" if trained else "fleet", tuple(command))
+
+    def _routed_worker(self, model: ModelGroups, router: RouterProcess) -> WorkerProcess:
+        slots = next((group.slots for group in model.server_groups if group.slots), None)
+        return WorkerProcess(f"{model.name}.routed", router.host, (), self._external(router=router.router), slots)
+
+    def _worker(self, engine: EngineProcess, slots: int | None) -> WorkerProcess:
         host = engine.host or self.places.hosts[0]
-        slots = self.groups[engine.model, engine.group].slots
-        gpus = engine.gpus if engine.started_by == "worker" else ()
-        return WorkerProcess(engine.owner, engine.group, host, gpus, config, slots)
+        if engine.started_by == "worker" and engine.engine is not None:
+            return WorkerProcess(engine.owner, host, engine.gpus, engine.engine, slots)
+        return WorkerProcess(engine.owner, host, (), self._external(url=engine.url), slots)
+
+    def _external(self, **address: Any) -> EngineConfig:
+        """Return the configuration of an engine that its worker does not start."""
+        return self.config.engine.model_copy(update={"preset": None, "args": {}, "env": {}} | address)

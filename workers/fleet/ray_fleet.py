@@ -6,20 +6,19 @@ refused after ``PLACEMENT_S`` with what is missing. A node that freezes may run 
 new one: leases and fences of the queue make that harmless.
 """
 
-import json
 import logging
 import os
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from penstock.config import Config
-from penstock.config.reading.settings import ENV_PREFIX
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from penstock.system.processes import python_environment
 from penstock.workers.fleet.launcher import ProcessState, Slot, Spec, Status
-from penstock.workers.fleet.local import Kept
+from penstock.workers.fleet.local import LocalProcess
 from penstock.workers.fleet.nodes import Ports, gpus_per_node
 
 #: Settings of clusters started here: a lost node is noticed after about 3 s instead of 14, and engines, which are
@@ -36,13 +35,11 @@ START_S, ANSWER_S, END_S = 120.0, 2.0, 10.0
 PLACEMENT_S = 120.0
 #: Share of a node's own resource that pins an actor to it.
 PIN = 0.001
-#: Variable that changes a worker's section ``engine``.
-ENGINE = ENV_PREFIX + "ENGINE"
 
 log = logging.getLogger(__name__)
 
 
-class KeptActor(Kept):
+class OnNode(LocalProcess):
     """A process on its node, with the GPUs that Ray assigned. After a restart by Ray it starts its process."""
 
     def __init__(self, spec: Spec) -> None:
@@ -55,17 +52,49 @@ class KeptActor(Kept):
             raise RuntimeError(
                 f"moved from {spec.host} to {host}: scale its group down and up, others have its address"
             )
-        given = os.environ.get("CUDA_VISIBLE_DEVICES", "") if spec.gpus else ""
-        super().__init__(with_gpus(spec, given) if given else spec)
+        super().__init__(spec)
 
 
-def with_gpus(spec: Spec, visible: str) -> Spec:
-    """Return ``spec`` with the GPUs that Ray assigned instead of those of the plan, which others may use."""
-    if spec.command:
-        return replace(spec, environment=spec.environment | {"CUDA_VISIBLE_DEVICES": visible})
-    engine = json.loads(spec.environment.get(ENGINE, "{}"))
-    engine["env"] = (engine.get("env") or {}) | {"CUDA_VISIBLE_DEVICES": visible}
-    return replace(spec, environment=spec.environment | {ENGINE: json.dumps(engine)})
+class RayProcess:
+    """A process that an actor keeps; see Process. An actor that does not answer in time counts as lost."""
+
+    def __init__(self, ray: Any, actor: Any, spec: Spec) -> None:
+        self._ray, self._actor, self._name = ray, actor, spec.name
+        self._last = Status(ProcessState.RESTARTING, host=spec.host)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._answer, self._asked_at = self._actor.look.remote(), time.monotonic()
+
+    def look(self) -> Status:
+        if self._ray.wait([self._answer], timeout=0)[0]:
+            try:
+                self._last = self._ray.get(self._answer)
+            except self._ray.exceptions.RayError as exc:
+                # Ray restarts it; then it answers.
+                lines = str(exc).strip().splitlines()
+                why = f"its actor was lost: {lines[0]} ... {lines[-1]}"
+                self._last = replace(self._last, state=ProcessState.LOST, pid=0, why=why)
+            self._ask()
+        elif time.monotonic() - self._asked_at > ANSWER_S:
+            self._last = replace(self._last, state=ProcessState.LOST, why="its actor does not answer")
+        return self._last
+
+    def bounce(self) -> None:
+        self._call("bounce")
+
+    def terminate(self) -> None:
+        self._call("terminate")
+
+    def kill(self) -> None:
+        self._call("kill")
+        self._ray.kill(self._actor, no_restart=True)
+
+    def _call(self, method: str) -> None:
+        try:
+            self._ray.get(getattr(self._actor, method).remote(), timeout=END_S)
+        except (self._ray.exceptions.RayError, TimeoutError) as exc:
+            log.warning("%s: failed to %s: %s", self._name, method, str(exc).splitlines()[0])
 
 
 class RayLauncher:
@@ -76,23 +105,18 @@ class RayLauncher:
         import ray
 
         self._ray: Any = ray
-        self._timeout_s = PLACEMENT_S
         self._range = config.fleet.ports
         self._named = [node.host for node in config.fleet.nodes]
         #: Engines without GPUs, by host.
         self._load: Counter[str] = Counter()
-        self._actors: dict[str, Any] = {}
         self._groups: dict[str, Any] = {}
-        self._pending: dict[str, Any] = {}
-        self._last: dict[str, Status] = {}
         self._ports: dict[str, Any] = {}
-        self._connect()
+        self._joined = not ray.is_initialized()
+        if self._joined:
+            self._join()
 
-    def _connect(self) -> None:
-        """Join the cluster (unless this process has), or start one here that only this machine can reach."""
-        self._joined = not self._ray.is_initialized()
-        if not self._joined:
-            return
+    def _join(self) -> None:
+        """Join the cluster, or start one here that only this machine can reach."""
         address = os.environ.get("RAY_ADDRESS")
         # Explicit, because the default differs between releases.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -100,8 +124,7 @@ class RayLauncher:
         if not address:
             for name, value in OWN_CLUSTER.items():
                 os.environ.setdefault(name, value)
-        paths = python_environment({}).get("PYTHONPATH")
-        if paths:
+        if paths := python_environment({}).get("PYTHONPATH"):
             options["runtime_env"] = {"env_vars": {"PYTHONPATH": paths}}
         try:
             self._ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=False, **options)
@@ -143,20 +166,27 @@ class RayLauncher:
             name = min(nodes, key=lambda one: self._load[one])
             self._load[name] += 1
             return [Slot(name)]
-        per_node = gpus_per_node(engine, num_gpus, max(_gpus(one) for one in nodes.values()))
+        sizes = {name: int(one["Resources"].get("GPU", 0)) for name, one in nodes.items()}
+        per_node = gpus_per_node(engine, num_gpus, max(sizes.values()))
         count = num_gpus // per_node
-        labels = {"ray.io/node-id": f"in({','.join(one['NodeID'] for one in nodes.values())})"}
+        names = {one["NodeID"]: name for name, one in nodes.items()}
         group = placement_group(
             [{"GPU": per_node}] * count,
             strategy="STRICT_SPREAD" if count > 1 else "STRICT_PACK",
             name=f"penstock {engine}",
-            bundle_label_selector=[labels] * count if host or self._named else None,
+            bundle_label_selector=[{"ray.io/node-id": f"in({','.join(names)})"}] * count
+            if host or self._named
+            else None,
         )
-        if not group.wait(self._timeout_s):
+        if not group.wait(PLACEMENT_S):
             remove_placement_group(group)
-            raise ConfigError(self._missing(engine, num_gpus, nodes))
+            shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            free = int(self._ray.available_resources().get("GPU", 0))
+            raise ConfigError(
+                f"{engine} needs {num_gpus} GPUs, and Ray found none within {PLACEMENT_S:g} s: its nodes have GPUs: "
+                f"{shown}; {free} of them are free in all. End what holds them, add a node, or lower num_gpus."
+            )
         self._groups[engine] = group
-        names = {one["NodeID"]: name for name, one in nodes.items()}
         placed = placement_group_table(group)["bundles_to_node_id"]
         return [Slot(names[placed[index]], tuple(range(per_node))) for index in range(count)]
 
@@ -183,86 +213,22 @@ class RayLauncher:
         for actor in self._ports.values():
             actor.release.remote(owner)
 
-    def start(self, spec: Spec) -> None:
+    def start(self, spec: Spec) -> RayProcess:
         """Start an actor that starts the process: in the engine's placement group, or on its host."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        options: dict[str, Any] = {"num_gpus": len(spec.gpus)}
+        options: dict[str, Any] = {"resources": {f"node:{spec.host}": PIN}}
         if spec.gpus:
-            group = self._groups[spec.engine]
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=spec.rank
-            )
-        else:
-            options["resources"] = {f"node:{spec.host}": PIN}
-        self._actors[spec.name] = self._ray.remote(num_cpus=0, max_restarts=-1, **options)(KeptActor).remote(spec)
-        self._last[spec.name] = Status(ProcessState.RESTARTING, host=spec.host)
-
-    def _missing(self, engine: str, num_gpus: int, nodes: dict[str, dict[str, Any]]) -> str:
-        shown = ", ".join(f"{name} {_gpus(one)}" for name, one in nodes.items())
-        free = int(self._ray.available_resources().get("GPU", 0))
-        return (
-            f"{engine} needs {num_gpus} GPUs, and Ray found none within {self._timeout_s:g} s: "
-            f"its nodes have GPUs: {shown}; {free} of them are free in all. End what holds "
-            "them, add a node, or lower num_gpus."
-        )
-
-    def look(self) -> dict[str, Status]:
-        """Return the status of every process. Blocks for a moment at most: a silent actor counts as lost."""
-        for name, actor in self._actors.items():
-            if name not in self._pending:
-                self._pending[name] = actor.look.remote()
-        if self._pending:
-            ready, _ = self._ray.wait(list(self._pending.values()), num_returns=len(self._pending), timeout=ANSWER_S)
-            done = set(ready)
-            for name, ref in list(self._pending.items()):
-                if ref not in done:
-                    self._last[name] = replace(
-                        self._last[name], state=ProcessState.LOST, why="its actor does not answer"
-                    )
-                    continue
-                del self._pending[name]
-                try:
-                    self._last[name] = self._ray.get(ref)
-                except self._ray.exceptions.RayError as exc:
-                    # Ray restarts it; then it answers.
-                    lines = str(exc).strip().splitlines()
-                    why = f"its actor was lost: {lines[0]} ... {lines[-1]}"
-                    self._last[name] = replace(self._last[name], state=ProcessState.LOST, pid=0, why=why)
-        return dict(self._last)
-
-    def bounce(self, name: str) -> None:
-        self._call(name, "bounce")
-
-    def terminate(self, name: str) -> None:
-        self._call(name, "terminate")
-
-    def _call(self, name: str, what: str) -> None:
-        try:
-            self._ray.get(getattr(self._actors[name], what).remote(), timeout=END_S)
-        except (self._ray.exceptions.RayError, TimeoutError) as exc:
-            log.warning("%s: failed to %s: %s", name, what, str(exc).splitlines()[0])
-
-    def forget(self, name: str) -> None:
-        if name not in self._actors:
-            return
-        self._call(name, "kill")
-        self._ray.kill(self._actors.pop(name), no_restart=True)
-        self._pending.pop(name, None)
-        self._last.pop(name, None)
+            group = PlacementGroupSchedulingStrategy(self._groups[spec.engine], placement_group_bundle_index=spec.rank)
+            options = {"num_gpus": len(spec.gpus), "scheduling_strategy": group}
+        actor = self._ray.remote(num_cpus=0, max_restarts=-1, **options)(OnNode)
+        return RayProcess(self._ray, actor.remote(spec), spec)
 
     def close(self) -> None:
-        """Kill all processes, and leave the cluster."""
-        for name in list(self._actors):
-            self.forget(name)
+        """Leave the cluster."""
         for engine in list(self._groups):
             self.release(engine)
         for actor in self._ports.values():
             self._ray.kill(actor)
-        self._ports.clear()
         if self._joined:
             self._ray.shutdown()
-
-
-def _gpus(node: dict[str, Any]) -> int:
-    return int(node["Resources"].get("GPU", 0))

@@ -3,9 +3,8 @@
 import shlex
 from typing import Any
 
-from penstock.config import EngineConfig
 from penstock.text import MASK, is_secret
-from penstock.workers.fleet.plan import EngineProcess, Plan
+from penstock.workers.fleet.plan import EngineProcess, Plan, WorkerProcess
 
 _ENGINE = ("name", "model", "worker_type", "host", "gpus", "url", "ports", "started_by", "command")
 _ROUTER = ("name", "model", "host", "url", "started_by", "command")
@@ -23,8 +22,8 @@ def as_records(plan: Plan) -> dict[str, Any]:
             {**_fields(one, _ROUTER), "engines": [each.model_dump(exclude_none=True) for each in one.router.engines]}
             for one in plan.routers
         ],
-        "workers": [{**_fields(one, _WORKER), "feeds": _feeds(one.engine)} for one in plan.workers],
-        "endpoints": {model: plan.endpoint(model) for model in plan.paths},
+        "workers": [{**_fields(one, _WORKER), "feeds": _feeds(one)} for one in plan.workers],
+        "endpoints": plan.endpoints(),
     }
 
 
@@ -33,10 +32,9 @@ def _fields(of: object, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _feeds(config: EngineConfig) -> str:
-    if config.router is not None:
-        return f"http://{config.router.host}:{config.router.port}"
-    return config.url or f"http://{config.host}:{config.port}"
+def _feeds(worker: WorkerProcess) -> str:
+    address = worker.engine.router or worker.engine
+    return worker.engine.url or f"http://{address.host}:{address.port}"
 
 
 def _masked(engine: EngineProcess) -> dict[str, str]:
@@ -52,23 +50,19 @@ def _masked(engine: EngineProcess) -> dict[str, str]:
 def as_text(plan: Plan) -> str:
     """Return the same as lines that a shell could run."""
     lines: list[str] = []
-    records = as_records(plan)
-    for engine in records["engines"]:
-        gpus = f", GPUs {','.join(map(str, engine['gpus']))}" if engine["gpus"] else ""
-        what = {"nobody": "runs already" if engine["url"] else "starts nothing"}.get(
-            engine["started_by"], f"started by the {engine['started_by']}"
-        )
-        lines.append(f"{engine['name']}: {engine['worker_type']} on {engine['host'] or engine['url']}{gpus}, {what}")
-        if engine["command"]:
-            environment = [f"{name}={shlex.quote(value)}" for name, value in engine["environment"].items()]
-            lines.append("    " + " ".join([*environment, shlex.join(engine["command"])]))
-    for router in records["routers"]:
-        count = len(router["engines"])
-        lines.append(f"{router['name']}: {router['url']} for {count} engines, started by the {router['started_by']}")
-        lines.append("    " + shlex.join(router["command"]))
-    for worker in records["workers"]:
-        lines.append(f"{worker['name']}: a worker on {worker['host']}, feeds {worker['feeds']}")
-    for model, url in records["endpoints"].items():
-        if url is not None:
-            lines.append(f"model {model} answers at {url}")
+    for engine in plan.engines:
+        gpus = f", GPUs {','.join(map(str, engine.gpus))}" if engine.gpus else ""
+        by = f"started by the {engine.started_by}"
+        if engine.started_by == "nobody":
+            by = "runs already" if engine.url else "starts nothing"
+        lines.append(f"{engine.name}: {engine.worker_type} on {engine.host or engine.url}{gpus}, {by}")
+        if engine.command:
+            environment = [f"{name}={shlex.quote(value)}" for name, value in _masked(engine).items()]
+            lines.append("    " + " ".join([*environment, shlex.join(engine.command)]))
+    for router in plan.routers:
+        count = len(router.router.engines)
+        lines.append(f"{router.name}: {router.url} for {count} engines, started by the {router.started_by}")
+        lines.append("    " + shlex.join(router.command))
+    lines += [f"{worker.name}: a worker on {worker.host}, feeds {_feeds(worker)}" for worker in plan.workers]
+    lines += [f"model {model} answers at {url}" for model, url in plan.endpoints().items()]
     return "\n".join(lines)

@@ -6,10 +6,10 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.config.fleet import FleetConfig
 from penstock.config.load import save_resolved, secret_environment
-from penstock.config.reward import FrozenModelConfig, JudgeConfig, ScoringModelConfig
+from penstock.config.reward import FrozenModelConfig
 from penstock.errors import ConfigError
 from penstock.workers.fleet.launcher import Spec
-from penstock.workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess
+from penstock.workers.fleet.plan import EngineProcess, Plan, WorkerProcess
 
 
 def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
@@ -18,32 +18,30 @@ def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
     Args:
         config: with ``redis.url`` set.
     """
-    found = [_engine(config, engine) for engine in plan.engines if engine.started_by == "fleet"]
-    found += [_router(config, router) for router in plan.routers if router.started_by == "fleet"]
-    found += [_worker(config, plan, worker) for worker in plan.workers]
-    logs = config.logs
-    return {spec.name: replace(spec, max_log_bytes=logs.max_bytes) for spec in found}
+    logs = config.run_dir / "logs"
+    found = [_engine(logs, engine) for engine in plan.engines if engine.started_by == "fleet"]
+    found += [
+        Spec(one.name, "router", one.host, str(logs / f"router-{one.name}.log"), one.command)
+        for one in plan.routers
+        if one.started_by == "fleet"
+    ]
+    found += [_worker(config, logs, plan, worker) for worker in plan.workers]
+    return {spec.name: replace(spec, max_log_bytes=config.logs.max_bytes) for spec in found}
 
 
-def _logs(config: Config) -> Path:
-    return config.run_dir / "logs"
-
-
-def _engine(config: Config, engine: EngineProcess) -> Spec:
+def _engine(logs: Path, engine: EngineProcess) -> Spec:
     # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
     python, *arguments = engine.command
     return Spec(
         name=engine_process(engine),
         kind="encoder" if engine.worker_type == "encoder" else "engine",
         host=engine.host,
-        gpus=engine.gpus,
-        arguments=(),
+        log_path=str(logs / f"engine-{engine.name}.log"),
+        command=(str(Path(python).absolute()), *arguments),
         environment=engine.environment,
-        log_path=str(_logs(config) / f"engine-{engine.name}.log"),
+        gpus=engine.gpus,
         engine=engine.owner,
         rank=engine.rank,
-        command=(str(Path(python).absolute()), *arguments),
-        tie=engine.owner if engine.num_nodes > 1 else "",
     )
 
 
@@ -52,69 +50,48 @@ def engine_process(engine: EngineProcess) -> str:
     return f"{engine.name}.engine"
 
 
-def _router(config: Config, router: RouterProcess) -> Spec:
-    return Spec(
-        name=router.name,
-        kind="router",
-        host=router.host,
-        gpus=(),
-        arguments=(),
-        environment={},
-        log_path=str(_logs(config) / f"router-{router.name}.log"),
-        command=router.command,
-    )
-
-
-def _worker(config: Config, plan: Plan, worker: WorkerProcess) -> Spec:
+def _worker(config: Config, logs: Path, plan: Plan, worker: WorkerProcess) -> Spec:
+    judges = [
+        one.model_copy(update={"url": _address(plan, one, f"Judge {one.name} (reward.judges)", "the judge")})
+        for one in config.reward.judges
+    ]
+    scoring = {
+        key: one.model_copy(
+            update={
+                "url": _address(plan, one, f"Model {one.name} (rollout.{key})", f"rollout.{key}"),
+                "path": config.folder_of(one),
+            }
+        )
+        for key, one in config.rollout.scoring_models().items()
+    }
     slots = config.worker.slots if worker.slots is None else worker.slots
     own = config.model_copy(
         update={
             "engine": worker.engine,
             "worker": config.worker.model_copy(update={"slots": slots, "count": 1}),
-            "reward": config.reward.model_copy(update={"judges": _judges(config, plan)}),
-            "rollout": config.rollout.model_copy(update=_scoring_models(config, plan)),
+            "reward": config.reward.model_copy(update={"judges": judges}),
+            "rollout": config.rollout.model_copy(update=scoring),
             "fleet": FleetConfig(),
         }
     )
-    folder = config.run_dir / "fleet"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{worker.name}.yaml"
+    path = config.run_dir / "fleet" / f"{worker.name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
     save_resolved(own, path)
     return Spec(
         name=worker.name,
         kind="worker",
         host=worker.host,
-        gpus=worker.gpus,
+        log_path=str(logs / f"{worker.name}.log"),
         arguments=("penstock.cli", "worker", "--config", str(path), "--name", worker.name),
         environment=secret_environment(own),
+        gpus=worker.gpus,
         engine=worker.name,
-        log_path=str(_logs(config) / f"{worker.name}.log"),
     )
 
 
-def _judges(config: Config, plan: Plan) -> list[JudgeConfig]:
-    """Return the judges with the addresses of this plan. Raises ConfigError if a model has none."""
-    return [
-        judge.model_copy(update={"url": _address(plan, judge, f"Judge {judge.name} (reward.judges)", "the judge")})
-        for judge in config.reward.judges
-    ]
-
-
-def _scoring_models(config: Config, plan: Plan) -> dict[str, ScoringModelConfig]:
-    """Return the models that score samples, with the addresses of this plan. Raises ConfigError if one has none."""
-    return {
-        key: model.model_copy(
-            update={
-                "url": _address(plan, model, f"Model {model.name} (rollout.{key})", f"rollout.{key}"),
-                "path": config.folder_of(model),
-            }
-        )
-        for key, model in config.rollout.scoring_models().items()
-    }
-
-
 def _address(plan: Plan, model: FrozenModelConfig, what: str, where: str) -> str:
-    url = model.url or plan.endpoint(model.name)
+    """Return the address of a frozen model: its own, or that of the plan. Raises ConfigError if it has none."""
+    url = model.url or plan.endpoints().get(model.name)
     if url is None:
         raise ConfigError(
             f"{what} is a model without one address: give fleet.models.{model.name} a router, or {where} a url."

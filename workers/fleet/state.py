@@ -1,23 +1,24 @@
 """The state of a fleet in Redis, and requests to scale it: fields of the hash ``fleet``."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
+from penstock.config.reading.validation_errors import explain
 from penstock.errors import ConfigError, ProtocolError
 from penstock.metrics.series import counter, gauge
 from penstock.protocol import scripts
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.scripts import run
-from penstock.records.codec import checks_of, number_in, pack, unpack, unpack_map
+from penstock.records.codec import pack, unpack, unpack_map
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
-from penstock.text import safe_repr
 
 PROCESSES = gauge("fleet_processes", "Processes of the fleet, by kind and state.", "kind", "state")
 STARTS = counter("fleet_process_starts", "Starts of a process, the first one included.", "process")
@@ -53,37 +54,20 @@ STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
 MAX_WANTED = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Fleet:
-    """Fields of a fleet's record that readers rely on; it may have more."""
-
-    host: str
-    groups: dict[str, dict[str, Any]]
-    processes: list[dict[str, Any]]
-    endpoints: dict[str, str]
-    autoscale: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(BaseModel):
     worker_type: str
     engines: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    group: str
-    engines: int
-    wanted: int
-    binds: str
-    capacity_tokens_per_s: float
+class _State(BaseModel):
+    """Fields of a fleet's record that readers rely on; it may have more."""
 
-
-def _check(cls: type, record: dict[str, Any], what: str) -> None:
-    """Raise ProtocolError unless a record has the fields of ``cls``, with their declared types."""
-    for name, fits in checks_of(cls).items():
-        if name not in record or not fits(record[name]):
-            raise ProtocolError(f"{what} has no field {name} as penstock writes it: {safe_repr(record.get(name))}.")
+    at: FiniteFloat
+    host: str
+    groups: dict[str, _Group]
+    processes: list[dict[str, Any]]
+    endpoints: dict[str, str]
+    autoscale: dict[str, Any]
 
 
 def write_state(client: Client, keys: Keys, record: dict[str, Any]) -> None:
@@ -99,17 +83,16 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
         ConfigError: no fleet runs.
         ProtocolError: penstock did not write the record.
     """
-    data = client.hget(keys.fleet, STATE)
     what = "The state of the fleet"
-    record = unpack_map(data, what) if data else {}
-    age_s = time.time() - number_in(record, "at", what, 0.0)
+    record = unpack_map(client.hget(keys.fleet, STATE) or pack({}), what)
+    try:
+        age_s = time.time() - _State.model_validate(record, strict=True).at if record else math.inf
+    except ValidationError as exc:
+        raise ProtocolError(
+            f"{what} is not as penstock writes it: {explain(exc.errors(include_url=False)[0])}"
+        ) from exc
     if age_s > GONE_S:
         raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
-    _check(_Fleet, record, what)
-    for name, group in record["groups"].items():
-        _check(_Group, group, f"{what} (group {safe_repr(name)})")
-    if record["autoscale"]:
-        _check(_Scaled, record["autoscale"], f"{what} (its autoscaler)")
     return record | {"age_s": age_s}
 
 

@@ -12,71 +12,65 @@ A tracker is made and used in a thread of its own: every method may block, and m
 ``replaces``: a repeated step replaces the earlier values of it and of all later ones; otherwise it is reported once.
 """
 
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, PrivateAttr
 
+from penstock.config import Config
+from penstock.config.reading.secrets import masked
 from penstock.consumers.grpo.trackers.names import numbers
 from penstock.names import new_token
 from penstock.system.disk import put
 
 log = logging.getLogger(__name__)
 
-#: Most bytes of a position's file, and its numeric fields.
-MAX_BYTES, _COUNTS = 4096, ("step", "version", "entries")
+#: Most bytes of a position's file.
+MAX_BYTES = 4096
 #: Longest wait for W&B's server at start and end; data not uploaded stay in the run's folder, for `wandb sync`.
 SERVER_S = 20.0
 
 
-@dataclass(slots=True)
-class Position:
+class Position(BaseModel):
     """Last entries of a run at a tracker; stored in the run's folder, so that the next start continues there."""
 
-    path: Path
     #: Name of the run at the tracker; starting over makes a new one.
     id: str
     #: Last reported step, and last version with a reported evaluation; -1 before the first.
-    step: int = -1
-    version: int = -1
+    step: int
+    version: int
     #: Number of reported entries, if the tracker numbers them.
-    entries: int = 0
+    entries: int
+    _path: Path = PrivateAttr()
 
     def save(self) -> None:
         """Write it to its file. Blocks for the file system; raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        put(self.path, json.dumps({"id": self.id, **{name: getattr(self, name) for name in _COUNTS}}) + "\n")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        put(self._path, self.model_dump_json() + "\n")
 
     @classmethod
     def at(cls, path: Path) -> "Position":
         """Load the position from a file; make a new one if it is missing or, with a warning, unreadable."""
+        found = cls(id=f"{time.strftime('%Y%m%d-%H%M%S')}-{new_token()[:6]}", step=-1, version=-1, entries=0)
         try:
             with path.open("rb") as file:
-                found = json.loads(file.read(MAX_BYTES))
-            return cls(path, str(found["id"]), *(int(found[name]) for name in _COUNTS))
+                found = cls.model_validate_json(file.read(MAX_BYTES))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as exc:
+        except (OSError, ValueError) as exc:
             log.warning("%s cannot be read (%s); reporting continues as a new run", path, exc)
-        return cls(path, f"{time.strftime('%Y%m%d-%H%M%S')}-{new_token()[:6]}")
+        found._path = path
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedRun:
-    """Description of a run for a tracker."""
-
-    name: str
-    #: The run's folder, ``runs/NAME``.
-    folder: Path
-    #: The resolved configuration, secrets masked.
-    config: dict[str, Any]
-    position: Position
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return the resolved configuration, secrets masked."""
+    return masked(config.model_dump(mode="json"))
 
 
 class TensorBoard:
@@ -88,11 +82,11 @@ class TensorBoard:
 
     replaces = True
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, config: Config, position: Position) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Callable[..., Any] = SummaryWriter
-        self._folder, self._config = run.folder / "tensorboard", run.config
+        self._folder, self._settings = config.run_dir / "tensorboard", settings_of(config)
         self._last: int | None = None
         self._steps: Any = None
         self._evaluations: Any = None
@@ -120,7 +114,7 @@ class TensorBoard:
             if self._steps is not None:
                 self._steps.close()
             self._steps = self._writer(str(self._folder / "steps"), purge_step=step)
-            self._steps.add_text("config", _block(self._config), step)
+            self._steps.add_text("config", _block(self._settings), step)
         return self._steps
 
 
@@ -145,10 +139,10 @@ class Wandb:
 
     replaces = False
 
-    def __init__(self, run: TrackedRun) -> None:
-        self._run, self._position = self._begin(run), run.position
+    def __init__(self, config: Config, position: Position) -> None:
+        self._run, self._position = self._begin(config, position.id), position
 
-    def _begin(self, run: TrackedRun) -> Any:
+    def _begin(self, config: Config, id_: str) -> Any:
         import wandb
 
         settings = wandb.Settings(
@@ -160,8 +154,9 @@ class Wandb:
             init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", SERVER_S)),
             finish_timeout=float(os.environ.get("WANDB_FINISH_TIMEOUT", SERVER_S)),
         )
-        begun = wandb.init(project=os.environ.get("WANDB_PROJECT", "penstock"), id=run.position.id, name=run.name,
-                           resume="allow", dir=str(run.folder), config=run.config, settings=settings)  # fmt: skip
+        project = os.environ.get("WANDB_PROJECT", "penstock")
+        begun = wandb.init(project=project, id=id_, name=config.run, resume="allow", dir=str(config.run_dir),
+                           config=settings_of(config), settings=settings)  # fmt: skip
         for axis, figures in (("step", "*"), ("eval/version", "eval/*")):
             begun.define_metric(axis)
             begun.define_metric(figures, step_metric=axis)
@@ -193,12 +188,12 @@ class Trackio(Wandb):
     step.
     """
 
-    def _begin(self, run: TrackedRun) -> Any:
+    def _begin(self, config: Config, id_: str) -> Any:
         import trackio
 
         project, space = os.environ.get("TRACKIO_PROJECT", "penstock"), os.environ.get("TRACKIO_SPACE_ID")
-        return trackio.init(project=project, name=f"{run.name}-{run.position.id}", resume="allow", space_id=space,
-                            config=run.config, embed=False)  # fmt: skip
+        return trackio.init(project=project, name=f"{config.run}-{id_}", resume="allow", space_id=space,
+                            config=settings_of(config), embed=False)  # fmt: skip
 
     def _log(self, row: dict[str, float], at: int) -> None:
         self._run.log({name: value for name, value in row.items() if name != "step"}, step=at)
@@ -209,4 +204,8 @@ class Trackio(Wandb):
 
 Tracker = TensorBoard | Wandb
 #: By the name of its library.
-KINDS: Mapping[str, Callable[[TrackedRun], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
+KINDS: Mapping[str, Callable[[Config, Position], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}

@@ -16,16 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from penstock.config import Config
-from penstock.config.reading.secrets import masked
 from penstock.config.trainer import TRACKERS
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.trackers import names
-from penstock.consumers.grpo.trackers.kinds import KINDS, Position, TrackedRun, Tracker
+from penstock.consumers.grpo.trackers.kinds import KINDS, Position, Tracker
 from penstock.consumers.metrics.steps import answer_figures, batch_figures
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
@@ -45,7 +43,7 @@ _open_of: Counter[Path] = Counter()
 
 
 class Reporter:
-    """Reports to one tracker, from a thread; ``report`` returns at once.
+    """Reports to one tracker, from a thread; its methods return at once, except ``close``.
 
     Args:
         name: display name of the tracker.
@@ -71,11 +69,27 @@ class Reporter:
         """Return the number of entries that the tracker did not get, so far."""
         return self._given - self._done
 
-    def report(
-        self, what: Literal["metrics", "evaluation"], number: int, values: Mapping[str, float], place: float
-    ) -> None:
-        """Report figures of step, or version, ``number`` at ``place`` of its axis."""
-        self._put(partial(self._pass_on, what, number, values, place))
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Report figures of a step, unless it was reported before and the tracker cannot replace it."""
+
+        def pass_on(tracker: Tracker) -> None:
+            if step > self.position.step or tracker.replaces:
+                tracker.metrics(step, values)
+                self.position.step = step
+                self.position.save()
+
+        self._put(pass_on)
+
+    def evaluation(self, version: int, values: Mapping[str, float], place: float) -> None:
+        """Report figures of a version, unless it was reported before, at ``place`` of its axis."""
+
+        def pass_on(tracker: Tracker) -> None:
+            if version > self.position.version:
+                tracker.evaluation(place, values)
+                self.position.version = version
+                self.position.save()
+
+        self._put(pass_on)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Report the final figures of the run."""
@@ -83,11 +97,9 @@ class Reporter:
 
     def close(self, until: float) -> None:
         """Block until all entries are reported, at most until ``until`` (``time.monotonic``); log dropped ones."""
-        try:
+        with suppress(queue.Full):
             self._waiting.put(None, timeout=max(0.0, until - time.monotonic()))
             self._thread.join(max(0.0, until - time.monotonic()))
-        except queue.Full:
-            pass
         if self.left_out:
             late = ", as it did not take everything in time" if self._thread.is_alive() else ""
             log.warning("%d entries were left out at %s%s", self.left_out, self.name, late)
@@ -123,18 +135,6 @@ class Reporter:
             with suppress(BaseException):
                 broken.close()
         return False
-
-    def _pass_on(self, what: str, number: int, values: Mapping[str, float], place: float, tracker: Tracker) -> None:
-        position = self.position
-        if what == "metrics" and (number > position.step or tracker.replaces):
-            tracker.metrics(number, values)
-            position.step = number
-        elif what == "evaluation" and number > position.version:
-            tracker.evaluation(place, values)
-            position.version = number
-        else:
-            return  # it was reported before
-        position.save()
 
     def _warn(self, why: str) -> None:
         if not self._warned:
@@ -188,7 +188,7 @@ class Trackers:
         if batch is not None:
             shown = names.of_row(batch_figures(batch.manifest)) | answer_figures(batch.manifest) | shown
         for reporter in self._reporters:
-            reporter.report("metrics", step, shown, step)
+            reporter.metrics(step, shown)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Report a row of ``steps.jsonl``. Returns at once."""
@@ -204,7 +204,7 @@ class Trackers:
         """
         shown = names.numbers(values)
         for reporter in self._reporters:
-            reporter.report("evaluation", version, shown, version if place is None else place)
+            reporter.evaluation(version, shown, version if place is None else place)
 
     def evaluation_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Report rows of ``eval.jsonl``, those of one version together, at the mean version of their tokens.
@@ -253,9 +253,4 @@ def check_trackers(report_to: Sequence[str]) -> None:
 
 def _reporter(name: str, config: Config) -> Reporter:
     position = Position.at(config.run_dir / "trackers" / f"{name}.json")
-    run = TrackedRun(config.run, config.run_dir, masked(config.model_dump(mode="json")), position)
-    return Reporter(name, position, lambda: _open(name, run))
-
-
-def _open(name: str, run: TrackedRun) -> Tracker:
-    return KINDS[name](run)
+    return Reporter(name, position, lambda: KINDS[name](config, position))

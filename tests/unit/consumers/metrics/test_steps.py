@@ -11,7 +11,6 @@ import torch
 from penstock.config import Config
 from penstock.consumers.grpo.rows import read_rows
 from penstock.consumers.grpo.trackers import trackers
-from penstock.consumers.grpo.trackers.kinds import TrackedRun
 from penstock.consumers.grpo.trackers.trackers import Trackers
 from penstock.consumers.metrics import steps
 from penstock.consumers.metrics.recorder import LatestRecord
@@ -258,11 +257,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recording]:
     """Trackers that were opened, by name."""
     found: dict[str, Recording] = {}
 
-    def make(name: str, run: TrackedRun) -> Recording:
-        found[name] = Recording()
-        return found[name]
+    def make(*_: object) -> Recording:
+        found["wandb"] = Recording()
+        return found["wandb"]
 
-    monkeypatch.setattr(trackers, "_open", make)
+    monkeypatch.setattr(trackers, "KINDS", {"wandb": make})
     monkeypatch.setattr(trackers, "check_installed", lambda *_: None)
     return found
 

@@ -8,11 +8,12 @@ import pytest
 from penstock.config import Config
 from penstock.config.fleet import AutoscaleConfig
 from penstock.protocol.presence import WorkerPresence
-from penstock.workers.fleet import pressure
-from penstock.workers.fleet.pressure import Autoscaler, Load, Pressure, Scaling, wanted
+from penstock.workers.fleet import autoscaler
+from penstock.workers.fleet.autoscaler import Autoscaler, Load, wanted
 from penstock.workers.presence import Capacity
 
-CONFIG = AutoscaleConfig(min_workers=1, max_workers=20, down_after_s=600)
+LIMITS = {"min_workers": 1, "max_workers": 20, "down_after_s": 600}
+CONFIG = AutoscaleConfig.model_validate(LIMITS)
 LOAD = Load(
     open_samples=1000,
     slots=64,
@@ -46,42 +47,38 @@ def test_every_term_that_is_known_is_told() -> None:
 
 
 def test_a_change_is_told_with_its_reason_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure, "read_capacity", lambda *_: 0.0)
-    monkeypatch.setattr(pressure, "snapshot", lambda *_: {})
-    monkeypatch.setattr(Pressure, "load", lambda *_: LOAD)
-    monkeypatch.setattr(pressure, "UP_AFTER_S", 1e-9)
-    monkeypatch.setattr(pressure, "DEAD_BAND", 0)
-    nobody: Any = None
-    scaling = Scaling(config_of(max_workers=3), nobody, nobody)
+    monkeypatch.setattr(Autoscaler, "load", lambda *_: LOAD)
+    monkeypatch.setattr(autoscaler, "UP_AFTER_S", 1)
+    scaler = Autoscaler(config_of(max_workers=3))
     # Engines that cannot be had at once are decided on again and again.
-    counts = [scaling.decide(present) for present in (1, 1, 1, 1, 3)]
-    told = scaling.record["decisions"]
+    counts = [scaler.decide(now, {}, present) for now, present in enumerate((1, 1, 1, 1, 3))]
+    told = scaler.record["decisions"]
     assert (counts, len(told)) == ([1, 3, 1, 3, 3], 1)
     assert {name: told[0][name] for name in ("before", "engines", "wanted", "binds")} == {
         "before": 1, "engines": 3, "wanted": 3, "binds": "max",
     }  # fmt: skip
-    assert told[0]["terms"] == scaling.record["terms"] == {"backlog": 16, "demand": 7, "fresh": 20}
+    assert told[0]["terms"] == scaler.record["terms"] == {"backlog": 16, "demand": 7, "fresh": 20}
 
 
 def test_up_after_a_while_and_down_after_long() -> None:
-    scaler = Autoscaler(CONFIG)
-    assert [scaler.decide(now, 8, 4) for now in (0, 29.9, 30)] == [4, 4, 8]
-    assert [scaler.decide(now, 2, 8) for now in (100, 699, 700)] == [8, 8, 2]
+    scaler = Autoscaler(config_of(**LIMITS))
+    assert [scaler.settle(now, 8, 4) for now in (0, 29.9, 30)] == [4, 4, 8]
+    assert [scaler.settle(now, 2, 8) for now in (100, 699, 700)] == [8, 8, 2]
 
 
 def test_what_changes_its_mind_waits_anew() -> None:
-    scaler = Autoscaler(CONFIG)
-    assert scaler.decide(0, 8, 4) == 4
-    assert scaler.decide(20, 4, 4) == 4
-    assert scaler.decide(40, 8, 4) == 4, "30 s begin anew"
-    assert scaler.decide(70, 8, 4) == 8
+    scaler = Autoscaler(config_of(**LIMITS))
+    assert scaler.settle(0, 8, 4) == 4
+    assert scaler.settle(20, 4, 4) == 4
+    assert scaler.settle(40, 8, 4) == 4, "30 s begin anew"
+    assert scaler.settle(70, 8, 4) == 8
 
 
 def test_nothing_moves_within_the_dead_band_and_nobody_stays_outside_the_limits() -> None:
-    scaler = Autoscaler(CONFIG)
-    assert {scaler.decide(now, 11, 10) for now in range(0, 1000, 10)} == {10}
-    assert scaler.decide(1000, 25, 25) == 20
-    assert scaler.decide(1000, 0, 0) == 1
+    scaler = Autoscaler(config_of(**LIMITS))
+    assert {scaler.settle(now, 11, 10) for now in range(0, 1000, 10)} == {10}
+    assert scaler.settle(1000, 25, 25) == 20
+    assert scaler.settle(1000, 0, 0) == 1
 
 
 def config_of(**autoscale: Any) -> Config:
@@ -163,25 +160,23 @@ def test_a_fleet_behind_a_gate_settles_at_what_the_trainer_needs(
     start: int, restart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The demand must not feed on itself: throttled workers show what the trainer eats, however many they are."""
-    monkeypatch.setattr("penstock.workers.fleet.pressure.DEAD_BAND", 0.0)
+    monkeypatch.setattr("penstock.workers.fleet.autoscaler.DEAD_BAND", 0.0)
     config = config_of(max_workers=40, down_after_s=60)
-    assert config.fleet.autoscale is not None
-    plant, pressure, scaler = Plant(start), Pressure(config), Autoscaler(config.fleet.autoscale)
+    plant, scaler = Plant(start), Autoscaler(config)
     sizes = []
     for now in range(3_000):
         plant.second()
         if restart and now == 1_500:
-            pressure = Pressure(config, pressure.capacity)
+            scaler = Autoscaler(config, scaler.capacity)
             plant.capacities = [Capacity() for _ in plant.capacities]
-        load = pressure.load(float(now), plant.snapshot())
-        plant.resize(scaler.decide(float(now), wanted(load, config.fleet.autoscale).count, len(plant.capacities)))
+        plant.resize(scaler.decide(float(now), plant.snapshot(), len(plant.capacities)))
         sizes.append(len(plant.capacities))
     assert max(sizes) <= max(start, 8), "it never grew beyond what the gate can fill"
     assert set(sizes[1_000:]) == {3}
 
 
 def test_the_load_is_read_out_of_snapshots() -> None:
-    pressure = Pressure(config_of(max_workers=4))
+    scaler = Autoscaler(config_of(max_workers=4))
 
     def state(cut: int) -> dict[str, Any]:
         return {
@@ -205,9 +200,9 @@ def test_the_load_is_read_out_of_snapshots() -> None:
             ],
         }
 
-    first = pressure.load(0.0, state(10))
+    first = scaler.load(0.0, state(10))
     assert first.trainer_tokens_per_s == 0, "not known yet"
-    later = pressure.load(20.0, state(20))
+    later = scaler.load(20.0, state(20))
     # 10 batches x 32 groups x 8 samples x 500 tokens in 20 s; 11 open samples, 13 jobs queued and 1 of a silent worker
     assert later == Load(11 + 8 * 14, 64, 64_000.0, 4_000.0, 3, 512)
-    assert pressure.load(100.0, state(20)).trainer_tokens_per_s == 0, "what is older than the window is forgotten"
+    assert scaler.load(100.0, state(20)).trainer_tokens_per_s == 0, "what is older than the window is forgotten"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.workers.fleet.launcher import ProcessState, Spec
-from penstock.workers.fleet.local import Kept
+from penstock.workers.fleet.local import LocalProcess
 from tests.integration.processes import open_pidfds, wait_gone
 
 #: Starts a process in a session of its own, names both, and lasts.
@@ -19,9 +19,9 @@ time.sleep(1000)
 """
 
 
-def kept(tmp_path: Path, code: str) -> Kept:
+def kept(tmp_path: Path, code: str) -> LocalProcess:
     command = (sys.executable, "-c", code)
-    return Kept(Spec("e", "engine", "127.0.0.1", (), (), {}, str(tmp_path / "logs" / "e.log"), command=command))
+    return LocalProcess(Spec("e", "engine", "127.0.0.1", str(tmp_path / "logs" / "e.log"), command))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -63,10 +63,8 @@ def test_a_server_that_ends_by_itself_is_restarted_though_its_code_is_0(tmp_path
 
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    missing = Spec(
-        "e", "engine", "127.0.0.1", (), (), {}, str(tmp_path / "e.log"), command=(os.path.join("no", "such"),)
-    )
-    server = Kept(missing)
+    missing = Spec("e", "engine", "127.0.0.1", str(tmp_path / "e.log"), (os.path.join("no", "such"),))
+    server = LocalProcess(missing)
     until(lambda: bool(server.look().why))
     assert "cannot start no/such" in server.look().why
     server.kill()

@@ -279,7 +279,7 @@ def test_the_fleet_gives_its_workers_the_address_and_the_folder(folder: Path, tm
     specs_of(made, planned)
     [saved] = (tmp_path / "r" / "fleet").glob("*.yaml")
     asked = saved.read_text().partition("teacher:")[2]
-    assert f"url: {planned.endpoint('big')}" in asked
+    assert f"url: {planned.endpoints()['big']}" in asked
     assert f"path: {folder}" in asked
 
 

@@ -52,7 +52,7 @@ def report(path: Path, make: Any, steps: range, patience_s: float = PATIENCE_S) 
     """One process's life: it tells ``steps`` and ends."""
     made = Reporter("one", Position.at(path), make)
     for step in steps:
-        made.report("metrics", step, {"x": step}, step)
+        made.metrics(step, {"x": step})
     made.close(time.monotonic() + patience_s)
     return made
 
@@ -60,8 +60,8 @@ def report(path: Path, make: Any, steps: range, patience_s: float = PATIENCE_S) 
 def test_a_tracker_is_told_all_in_order_and_closed(path: Path) -> None:
     tracker = Recording()
     made = Reporter("one", Position.at(path), lambda: tracker)
-    made.report("metrics", 1, {"x": 1.0}, 1)
-    made.report("evaluation", 4, {"eval/d": 0.5}, 4)
+    made.metrics(1, {"x": 1.0})
+    made.evaluation(4, {"eval/d": 0.5}, 4)
     made.summary({"steps": 1})
     made.close(time.monotonic() + PATIENCE_S)
     assert tracker.told == [(1, {"x": 1.0}), ("evaluation", 4, {"eval/d": 0.5}), ("summary", {"steps": 1}), ("close",)]
@@ -101,11 +101,11 @@ def test_one_that_cannot_be_opened_is_tried_again_later(path: Path, monkeypatch:
         return tracker
 
     found = Reporter("one", Position.at(path), make)
-    found.report("metrics", 1, {}, 1)
-    found.report("metrics", 2, {}, 2)
+    found.metrics(1, {})
+    found.metrics(2, {})
     until(found._waiting.empty)
     monkeypatch.setattr(found, "_retry_at", 0.0)
-    found.report("metrics", 3, {}, 3)
+    found.metrics(3, {})
     found.close(time.monotonic() + PATIENCE_S)
     assert tracker.told == [(3, {}), ("close",)]
     assert (made, found.left_out) == (2, 2)
@@ -123,10 +123,10 @@ def test_one_that_hangs_holds_up_nobody_and_what_has_no_place_is_counted(
 
     tracker.trouble = hang
     made = Reporter("one", Position.at(path), lambda: tracker)
-    made.report("metrics", 1, {}, 1)
+    made.metrics(1, {})
     assert inside.wait(PATIENCE_S)
     for step in range(2, 9):
-        made.report("metrics", step, {}, step)
+        made.metrics(step, {})
     with caplog.at_level(logging.WARNING):
         made.close(time.monotonic())
     assert "one: entry not reported: 3 entries wait for it" in caplog.text

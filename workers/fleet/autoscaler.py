@@ -1,4 +1,4 @@
-"""Derive the load on a run's workers from snapshots, and let the autoscaler decide on their number."""
+"""Derive the load on a run's workers from snapshots, and decide on their number. Pure: reads and starts nothing."""
 
 import math
 import time
@@ -12,11 +12,7 @@ from penstock.config.fleet import AutoscaleConfig
 from penstock.config.staleness import places
 from penstock.config.subscription import Unit
 from penstock.errors import ConfigError
-from penstock.protocol.snapshot import snapshot
-from penstock.records.keys import Keys
-from penstock.redis.commands import Client
-from penstock.workers.fleet.models import groups_of
-from penstock.workers.fleet.state import read_capacity, write_capacity
+from penstock.workers.fleet.groups import groups_of
 
 #: Capacity of the workers relative to the demand of trainers.
 HEADROOM = 1.15
@@ -24,6 +20,12 @@ HEADROOM = 1.15
 UP_AFTER_S = 30.0
 #: No change while wanted and present workers differ by no more than this share.
 DEAD_BAND = 0.1
+#: Window over which the consumption of trainers is averaged, in seconds.
+WINDOW_S = 60.0
+#: Below this many seconds it is unknown.
+LEAST_S = 10.0
+#: Most recent changes of the group's size that are published.
+MAX_DECISIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,54 +78,72 @@ def wanted(load: Load, config: AutoscaleConfig) -> Wanted:
 
 
 class Autoscaler:
-    """Turn wanted numbers into changes: up when wanted for a while, down after long, never within the dead band."""
+    """Set the size of a fleet's one regular group of the trained model.
 
-    def __init__(self, config: AutoscaleConfig) -> None:
-        self._config = config
+    Up when wanted for a while, down after long, never within the dead band.
+
+    Args:
+        capacity: known tokens/s of a worker with full slots; 0: unknown.
+
+    Raises:
+        ConfigError: there is not exactly one such group.
+    """
+
+    def __init__(self, config: Config, capacity: float = 0.0) -> None:
+        assert config.fleet.autoscale is not None
+        self.group = the_group(config)
+        #: Latest known value: workers that are throttled by the gate or have just started report none.
+        self.capacity = capacity
+        #: The latest decision, the term that binds, and earlier changes, for people.
+        self.record: dict[str, Any] = {}
+        self._config, self._limits = config, config.fleet.autoscale
         self._since: tuple[int, float] | None = None
+        self._cut: deque[tuple[float, float]] = deque()
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=MAX_DECISIONS)
 
-    def decide(self, now: float, want: int, present: int) -> int:
-        """Return the number of workers to have from ``now`` on; starting ones count as present."""
-        config = self._config
-        if not config.min_workers <= present <= config.max_workers:
-            return max(config.min_workers, min(want, config.max_workers))
+    def decide(self, now: float, state: Mapping[str, Any], present: int) -> int:
+        """Return the number of workers to have from ``now`` on (seconds, any origin).
+
+        Args:
+            state: a snapshot (``penstock.protocol.snapshot``); consumption is a difference of two.
+            present: workers that run or start.
+        """
+        want = wanted(self.load(now, state), self._limits)
+        count = self.settle(now, want.count, present)
+        # A change that cannot be made at once is decided repeatedly, and recorded once.
+        change = {"before": present, "engines": count, "binds": want.binds}
+        last = self._decisions[-1] if self._decisions else {}
+        if count != present and {name: last.get(name) for name in change} != change:
+            self._decisions.append({"at": time.time(), **change, "wanted": want.count, "terms": dict(want.terms)})
+        self.record = {
+            "group": self.group,
+            "wanted": want.count,
+            "binds": want.binds,
+            "engines": count,
+            "capacity_tokens_per_s": self.capacity,
+            "terms": dict(want.terms),
+            "decisions": list(self._decisions),
+        }
+        return count
+
+    def settle(self, now: float, want: int, present: int) -> int:
+        """Return ``want`` once it has been wanted for long enough, else ``present``, within the limits."""
+        limits = self._limits
+        if not limits.min_workers <= present <= limits.max_workers:
+            return max(limits.min_workers, min(want, limits.max_workers))
         direction = (want > present) - (want < present)
         if direction == 0 or abs(want - present) <= DEAD_BAND * present:
             self._since = None
             return present
         if self._since is None or self._since[0] != direction:
             self._since = (direction, now)
-        if now - self._since[1] < (UP_AFTER_S if direction > 0 else config.down_after_s):
+        if now - self._since[1] < (UP_AFTER_S if direction > 0 else limits.down_after_s):
             return present
         self._since = None
         return want
 
-
-#: Window over which the consumption of trainers is averaged, in seconds.
-WINDOW_S = 60.0
-#: Below this many seconds it is unknown.
-LEAST_S = 10.0
-#: Most recent changes of the group's size that are published.
-MAX_DECISIONS = 32
-#: Relative change after which a capacity is written again.
-KEEP_CHANGE = 0.02
-
-
-class Pressure:
-    """Reads snapshots one after the other, because consumption is a difference of two.
-
-    Args:
-        capacity: known tokens/s of a worker with full slots; 0: unknown.
-    """
-
-    def __init__(self, config: Config, capacity: float = 0.0) -> None:
-        self._config = config
-        self._cut: deque[tuple[float, float]] = deque()
-        #: Latest known value: workers that are throttled by the gate or have just started report none.
-        self.capacity = capacity
-
     def load(self, now: float, state: Mapping[str, Any]) -> Load:
-        """Return the load of a snapshot (``penstock.protocol.snapshot``) taken at ``now`` (seconds, any origin)."""
+        """Return the load that a snapshot taken at ``now`` shows."""
         config, workers = self._config, state["workers"]
         samples = sum(one.samples for one in workers)
         tokens = sum(one.generated_tokens for one in workers)
@@ -131,7 +151,6 @@ class Pressure:
         shown = [one.capacity_tokens_per_s for one in workers if one.capacity_tokens_per_s]
         if shown:
             self.capacity = sum(shown) / len(shown)
-        assert config.fleet.autoscale is not None
         driving = [sub for sub in state["subs"] if sub.get("driving") and sub.get("unit", Unit.GROUPS) == Unit.GROUPS]
         return Load(
             open_samples=self._open_samples(state),
@@ -164,65 +183,12 @@ class Pressure:
         return (cut - before) / (now - first) if now - first >= LEAST_S else 0.0
 
 
-class Scaling:
-    """The autoscaler of a fleet's one regular group of the trained model. Reads Redis; starts nothing.
-
-    Raises:
-        ConfigError: there is not exactly one such group.
-    """
-
-    def __init__(self, config: Config, client: Client, keys: Keys) -> None:
-        assert config.fleet.autoscale is not None
-        self.group = the_group(config)
-        self._config = config.fleet.autoscale
-        self._pressure = Pressure(config, read_capacity(client, keys))
-        self._autoscaler = Autoscaler(self._config)
-        self._client, self._keys = client, keys
-        #: Capacity last written.
-        self._kept = self._pressure.capacity
-        #: The latest decision, the term that binds, and earlier changes, for people.
-        self.record: dict[str, Any] = {}
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=MAX_DECISIONS)
-
-    def decide(self, present: int) -> int:
-        """Return how many engines to have, if ``present`` run. Blocks for a few round trips."""
-        now = time.monotonic()
-        want = wanted(self._pressure.load(now, snapshot(self._client, self._keys)), self._config)
-        self._keep_capacity()
-        count = self._autoscaler.decide(now, want.count, present)
-        self._note(want, present, count)
-        self.record = {
-            "group": self.group,
-            "wanted": want.count,
-            "binds": want.binds,
-            "engines": count,
-            "capacity_tokens_per_s": self._pressure.capacity,
-            "terms": dict(want.terms),
-            "decisions": list(self._decisions),
-        }
-        return count
-
-    def _note(self, want: Wanted, present: int, count: int) -> None:
-        """Record a change with its reason; one that cannot be made at once is decided repeatedly, and recorded once."""
-        change = {"before": present, "engines": count, "binds": want.binds}
-        last = self._decisions[-1] if self._decisions else {}
-        if count != present and {name: last.get(name) for name in change} != change:
-            self._decisions.append({"at": time.time(), **change, "wanted": want.count, "terms": dict(want.terms)})
-
-    def _keep_capacity(self) -> None:
-        """Save the capacity for the next fleet of this run."""
-        now = self._pressure.capacity
-        if now and abs(now - self._kept) > KEEP_CHANGE * now:
-            write_capacity(self._client, self._keys, now)
-            self._kept = now
-
-
 def the_group(config: Config) -> str:
-    """Return ``MODEL.GROUP`` to scale; see :class:`Scaling`."""
+    """Return ``MODEL.GROUP`` to scale; see :class:`Autoscaler`."""
     (model,) = [one for one in groups_of(config) if one.name == config.model.name]
     able = [
         f"{model.name}.{name}"
-        for name, group in zip(model.names(), model.server_groups, strict=True)
+        for name, group in model.groups()
         if group.worker_type == "regular" and not group.urls and group.gpus is None
     ]
     if len(able) != 1:
