@@ -1,6 +1,6 @@
 """Replay a recorded run to a trainer: without engines, buffer or Redis.
 
-Same interface as ``Trainer``, so that a training loop needs no changes. Nothing blocks on other processes;
+Same interface as ``Trainer``, so that a training loop needs no changes. Only ``agree`` blocks on other ranks;
 publications are counted, not written; the end of the recording ends the iteration.
 """
 
@@ -107,8 +107,13 @@ class Replay:
         return self.next() if self._next < len(self._numbers) else None
 
     def agree(self, batch: Batch | None, *, step: int = 0, word: str = "", timeout: float | None = None) -> list[str]:
-        """Return at once: every rank replays the same files in the same order."""
-        return [word] * self._size
+        """Return each rank's word, in order of ranks; blocks for them. All replay the same files in the same order."""
+        import torch.distributed as dist
+
+        words: list[Any] = [word] * self._size
+        if self._size > 1 and dist.is_initialized():
+            dist.all_gather_object(words, word)
+        return words
 
     def commit(self, batch: Batch) -> None:
         """Commit a batch. Raises ProtocolError if it is out of order."""

@@ -1,7 +1,8 @@
-"""Checkpoints of a trainer: one file, complete or absent, without pickled data beyond what ``weights_only`` loads.
+"""Checkpoints of a trainer, complete or absent, without pickled data beyond what ``weights_only`` loads.
 
 ``step00000040-0123456789abcdef.pt``: the step, and the XXH3 of the file, so that damage is detected before loading.
-Only one rank writes. Calls block for as long as the disk takes.
+Ranks other than 0 first write ``step00000040-rank1-XXH3.pt`` with their shards of the policy; the file of rank 0 names
+those files, and completes the checkpoint. Calls block for as long as the disk takes.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -22,6 +23,7 @@ from penstock.system.disk import file_xxh3, fsync, is_full
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step\d{8,}-[0-9a-f]{16}\.pt")
+_SHARD_NAME = re.compile(r"step\d{8,}-rank\d+-[0-9a-f]{16}\.pt")
 _TEMPORARY = ".writing-"
 
 
@@ -29,8 +31,8 @@ _TEMPORARY = ".writing-"
 class Checkpoint:
     path: Path
     step: int
-    #: ``model``, ``optimizer`` and whatever else ``GRPO.state_dict`` has.
-    learner: dict[str, Any]
+    #: ``GRPO.state_dict()`` of every rank, in order of ranks.
+    learner: list[dict[str, Any]]
     #: ``Trainer.state_dict()``.
     trainer: dict[str, Any]
     rng: dict[str, Any]
@@ -44,35 +46,61 @@ class Checkpoint:
             torch.cuda.set_rng_state_all(self.rng["cuda"])
 
 
-def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dict[str, Any], keep: int = 2) -> Path:
+def save_shard(folder: str | Path, *, step: int, rank: int, learner: dict[str, Any]) -> str:
+    """Write the shards of a rank other than 0, durable when this returns; return the file's name, for ``save``.
+
+    Args and errors: as for ``save``.
+    """
+    return _save(Path(folder), step, f"rank{rank}-", {"learner": learner}).name
+
+
+def save(
+    folder: str | Path,
+    *,
+    step: int,
+    learner: dict[str, Any],
+    trainer: dict[str, Any],
+    keep: int = 2,
+    shards: Sequence[str] = (),
+) -> Path:
     """Write a checkpoint, durable when this returns, and delete all but the last ``keep``.
 
     Args:
         learner: ``GRPO.state_dict()``: tensors, numbers, strings, lists and maps of them.
         trainer: ``Trainer.state_dict()``, of the same kinds.
+        shards: what ``save_shard`` returned on the other ranks, in order of ranks.
 
     Raises:
         DiskFull: there is no room; it may be tried again.
         PenstockError: the disk refuses. Either way the checkpoints before are as they were.
     """
-    directory = Path(folder)
-    temporary = directory / f"{_TEMPORARY}{os.getpid()}.pt"
-    content = {"step": step, "learner": learner, "trainer": trainer, "rng": _rng()}
+    content = {"step": step, "learner": learner, "trainer": trainer, "rng": _rng(), "shards": list(shards)}
+    path = _save(Path(folder), step, "", content)
+    earlier = [file for file in _files(path.parent) if _step(file) < step]
+    kept = {_step(file) for file in earlier[-keep + 1 :]} if keep > 1 else set()
+    # Checkpoints of this step or later belong to an abandoned future.
+    for file in path.parent.glob("step*.pt"):
+        is_ours = _NAME.fullmatch(file.name) or _SHARD_NAME.fullmatch(file.name)
+        if is_ours and file.name not in {path.name, *shards} and _step(file) not in kept:
+            file.unlink()
+    return path
+
+
+def _save(directory: Path, step: int, kind: str, content: dict[str, Any]) -> Path:
+    """Write a file, sync it, and give it its name; see ``save``."""
+    prefix = f"{_TEMPORARY}{kind}"
+    temporary = directory / f"{prefix}{os.getpid()}.pt"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for leftover in directory.glob(f"{_TEMPORARY}*"):
+        for leftover in directory.glob(f"{prefix}[0-9]*"):
             leftover.unlink()
         _write(content, temporary)
-        path = directory / f"step{step:08d}-{file_xxh3(temporary):016x}.pt"
+        path = directory / f"step{step:08d}-{kind}{file_xxh3(temporary):016x}.pt"
         temporary.replace(path)
         fsync(directory)
-        # Checkpoints of this step or later belong to an abandoned future.
-        given_up = [file for file in _files(directory) if file != path and _step(file) >= step]
-        for old in [*given_up, *[file for file in _files(directory) if file not in given_up][:-keep]]:
-            old.unlink()
     except (OSError, RuntimeError) as exc:
-        kind = DiskFull if is_full(exc) else PenstockError
-        raise kind(f"the checkpoint of step {step} cannot be written to {directory}: {exc}.") from exc
+        error = DiskFull if is_full(exc) else PenstockError
+        raise error(f"the checkpoint of step {step} cannot be written to {directory}: {exc}.") from exc
     finally:
         with contextlib.suppress(OSError):  # a leftover is removed by the next save
             temporary.unlink()
@@ -111,7 +139,6 @@ def _write(content: dict[str, Any], path: Path) -> None:
 
 def latest(
     folder: str | Path,
-    map_location: str = "cpu",
     at_most: int | None = None,
     fits: Callable[[dict[str, Any]], bool] = lambda trainer: True,
 ) -> Checkpoint | None:
@@ -128,7 +155,7 @@ def latest(
     beyond: list[Path] = []
     for path in reversed(files):
         try:
-            found = _load(path, map_location)
+            found = _load(path)
         except Exception as exc:  # torch.load raises nearly anything on damaged bytes
             log.warning("checkpoint %s is damaged (%s); trying the one before.", path, exc)
             continue
@@ -153,18 +180,27 @@ def latest(
     return None
 
 
-def _load(path: Path, map_location: str) -> Checkpoint:
-    if (found := file_xxh3(path)) != int(path.stem.partition("-")[2], 16):
-        raise PenstockError(f"its XXH3 is {found:016x}")
-    content = torch.load(path, map_location=map_location, weights_only=True)
-    rng = content["rng"]
-    # Generators take their states from host memory, wherever the weights go.
-    rng |= {"torch": rng["torch"].cpu(), "cuda": [state.cpu() for state in rng["cuda"]]}
-    return Checkpoint(path, int(content["step"]), content["learner"], content["trainer"], rng)
+def _load(path: Path) -> Checkpoint:
+    _check(path)
+    content = torch.load(path, weights_only=True, map_location="cpu")
+    shards = [path.with_name(name) for name in content["shards"]]
+    for one in shards:
+        if not _SHARD_NAME.fullmatch(one.name):
+            raise PenstockError(f"it names {one.name} as a file of shards")
+        _check(one)
+    # Mapped, so that a rank holds no more than its own part, and one full tensor at a time.
+    paths = [path, *shards] if shards else []
+    parts = [torch.load(one, weights_only=True, map_location="cpu", mmap=True)["learner"] for one in paths]
+    return Checkpoint(path, int(content["step"]), parts or [content["learner"]], content["trainer"], content["rng"])
+
+
+def _check(path: Path) -> None:
+    if (found := file_xxh3(path)) != int(path.stem.rpartition("-")[2], 16):
+        raise PenstockError(f"the XXH3 of {path.name} is {found:016x}")
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the checkpoints in order of step."""
+    """Return the files of rank 0 in order of step."""
     return sorted((path for path in directory.glob("step*.pt") if _NAME.fullmatch(path.name)), key=_step)
 
 

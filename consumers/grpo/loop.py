@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ from penstock.system.disk import until_room
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Verdict = Literal["train", "enough", "over", "stop"]
 
 #: Delay of a stop during a wait for a batch, in seconds.
@@ -198,13 +199,11 @@ class TrainingLoop:
 
     def _restore(self) -> None:
         """Load the newest checkpoint; without one, batches are delivered again from the first."""
-        # Each rank keeps its part of the full tensors.
-        device = "cpu" if self.learner.is_sharded else self.config.trainer.device
-        found = checkpoint.latest(self._folder, device, fits=self.trainer.fits)
+        found = checkpoint.latest(self._folder, fits=self.trainer.fits)
         if found is None:
             self.trainer.load_state_dict({"run": self.config.run, "subscription": self.trainer.name, "batch": 0})
             return
-        self.learner.load_state_dict(found.learner)
+        self.learner.load_state_dict(*found.learner)
         found.restore_rng()
         self.step = found.step
         self.trainer.load_state_dict(found.trainer)
@@ -212,16 +211,23 @@ class TrainingLoop:
 
     def _save(self) -> None:
         began = time.monotonic()
-        state = self.trainer.state_dict()
-        if self.rank == 0 or self.learner.is_sharded:
-            learner = self.learner.state_dict()
+        state, learner = self.trainer.state_dict(), self.learner.state_dict()
+        name, names = "", [""]
+        if self.rank:
+            name = self._until_room(
+                partial(checkpoint.save_shard, self._folder, step=self.step, rank=self.rank, learner=learner)
+            )
+        if self.size > 1:
+            names = self.trainer.agree(None, word=name)
         if self.rank == 0:
-            self._until_room(partial(checkpoint.save, self._folder, step=self.step, learner=learner, trainer=state))
+            self._until_room(
+                partial(checkpoint.save, self._folder, step=self.step, learner=learner, trainer=state, shards=names[1:])
+            )
         self.trainer.checkpointed()
         self._save_s = time.monotonic() - began
 
-    def _until_room(self, work: Callable[[], object]) -> None:
-        until_room(work, blocked_on=self.trainer.tell_wait, stopped=lambda: self._stopping)
+    def _until_room(self, work: Callable[[], T]) -> T:
+        return until_room(work, blocked_on=self.trainer.tell_wait, stopped=lambda: self._stopping)
 
     def _is_over(self) -> bool:
         """Return whether an earlier start has trained all steps, so that at most the last evaluation remains.

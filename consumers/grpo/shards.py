@@ -1,8 +1,10 @@
 """A policy held in parts by the data-parallel ranks (FSDP2): each has 1/N of weights, gradients and optimizer state.
 
-Checkpoints have full tensors, so that a run can continue with any number of ranks.
+A checkpoint has the shards of all ranks. They are joined and split anew, so that a run can continue with any number of
+ranks.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from penstock.consumers.grpo.policy import Policy
 
@@ -37,31 +39,42 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(state: Any) -> Any:
-    """Return a state dict with whole tensors, in host memory, on rank 0; other ranks take part, and keep none."""
+def own_part(state: Any) -> Any:
+    """Return a state dict with each sharded tensor as ``{"shard": this rank's rows of it, in host memory}``."""
     if isinstance(state, DTensor):
-        full = state.full_tensor()
-        return full.cpu() if dist.get_rank() == 0 else None
+        assert state.placements == (Shard(0),), state.placements
+        return {"shard": state.to_local().cpu()}
     if isinstance(state, dict):
-        return {name: whole(value) for name, value in state.items()}
+        return {name: own_part(value) for name, value in state.items()}
     return state
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return the full tensor of what ``own_part`` made of a sharded one on all ranks, or the value of rank 0."""
+    first = parts[0]
+    return torch.cat([one["shard"] for one in parts]) if isinstance(first, dict) and "shard" in first else first
 
 
 def split_like(value: Any, like: Tensor | None) -> Any:
     """Return a full tensor with the shape of the parameter ``like`` split as it is, anything else unchanged."""
     if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape):
         return value
-    # All ranks have read the same checkpoint, so nothing is sent. A view would keep the full tensor.
+    # Every rank has read the same checkpoint, so nothing is sent. A view would keep the full tensor.
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
-def load(module: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load full ``model`` and ``optimizer`` state into a module and its optimizer, sharded or not."""
+def load(module: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[dict[str, Any]]) -> None:
+    """Load ``model`` and ``optimizer`` of the checkpoint's ranks into a module and its optimizer, sharded or not."""
     own = module.state_dict(keep_vars=True)
-    module.load_state_dict({name: split_like(value, own.get(name)) for name, value in state["model"].items()})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def split(of: Sequence[dict[str, Any]], name: str, like: Tensor | None) -> Any:
+        return split_like(joined([part[name] for part in of]), like)
+
+    models, states = [part["model"] for part in parts], [part["optimizer"]["state"] for part in parts]
+    module.load_state_dict({name: split(models, name, own.get(name)) for name in models[0]})
     of_parameters = {
-        index: {name: split_like(value, parameters[index]) for name, value in one.items()}
-        for index, one in state["optimizer"]["state"].items()
+        index: {name: split([state[index] for state in states], name, parameters[index]) for name in one}
+        for index, one in states[0].items()
     }
-    optimizer.load_state_dict({**state["optimizer"], "state": of_parameters})
+    optimizer.load_state_dict({**parts[0]["optimizer"], "state": of_parameters})

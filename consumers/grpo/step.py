@@ -369,20 +369,18 @@ class GRPO:
         return whole / self.dp_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer and counts of steps; plain tensors and numbers.
-
-        Of a sharded policy all ranks call it and wait for each other, and rank 0 gets the tensors.
-        """
+        """Return weights, optimizer and counts of steps: plain tensors and numbers; of a sharded policy this rank's."""
         return {
-            "model": shards.whole(self.model.state_dict()),
-            "optimizer": shards.whole(self.optimizer.state_dict()),
+            "model": shards.own_part(self.model.state_dict()),
+            "optimizer": shards.own_part(self.optimizer.state_dict()),
             "steps": self.steps,
             "skipped": self.skipped,
             "skipped_in_a_row": list(self.skipped_in_a_row),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        shards.load(self.model, self.optimizer, state)
+    def load_state_dict(self, state: dict[str, Any], *others: dict[str, Any]) -> None:
+        """Restore ``state_dict()`` of all ranks that saved it, in order; there may be another number of ranks now."""
+        shards.load(self.model, self.optimizer, (state, *others))
         self.steps = int(state["steps"])
         self.skipped = int(state.get("skipped", 0))
         self.skipped_in_a_row = list(dict.fromkeys(int(n) for n in state.get("skipped_in_a_row", ())))

@@ -141,8 +141,8 @@ class Learner:
         if found is None:
             trainer.load_state_dict({"run": trainer.config.run, "subscription": trainer.name, "batch": 0})
             return
-        self.model.load_state_dict(found.learner["model"])
-        self.optimizer.load_state_dict(found.learner["optimizer"])
+        self.model.load_state_dict(found.learner[0]["model"])
+        self.optimizer.load_state_dict(found.learner[0]["optimizer"])
         trainer.load_state_dict(found.trainer)
 
 

@@ -47,7 +47,7 @@ class RoleNotStarted(Cause, kind=EDGE, part="trainer", named_by="subscription", 
 #: Purpose of a meeting of ranks -> its text.
 _PURPOSES = {
     "train": "to reach batch {batch}, step {step}",
-    "end": "to reach the end",
+    "end": "to reach the checkpoint or the end",
     "payloads": "to read the payloads of batch {batch}",
     "commit": "to commit batch {batch}",
     "publish": "to join the publication",

@@ -1,6 +1,5 @@
 """T10: two ranks in real processes, over gloo, get the gradient that one rank gets from the same manifest."""
 
-import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,11 @@ from torch import Tensor
 
 from penstock.config import TrainerConfig
 from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import checkpoint
 from penstock.consumers.grpo.policy import Policy
 from penstock.consumers.grpo.shards import local, shard
 from penstock.consumers.grpo.step import GRPO
+from penstock.errors import PenstockError
 from penstock.records.sample import Sample
 from tests.batch_factory import end_to_end, make_batch, make_samples, tiny_model
 
@@ -84,8 +85,24 @@ def skipped_then_trained(rank: int, size: int) -> tuple[list[Tensor], list[float
     return found, skipped
 
 
-def resumed(rank: int, size: int, checkpoint: Any = None) -> tuple[Tensor, dict[str, Any], float]:
-    """Weights after a step, a checkpoint, loaded again, and a step; the checkpoint; the share of weights held here."""
+def saved(folder: Path, learner: GRPO, rank: int, size: int) -> None:
+    """Write a checkpoint of all ranks."""
+    names: list[Any] = [checkpoint.save_shard(folder, step=1, rank=rank, learner=learner.state_dict()) if rank else ""]
+    if size > 1:
+        name, names = names[0], [""] * size
+        dist.all_gather_object(names, name)
+    if rank == 0:
+        checkpoint.save(folder, step=1, learner=learner.state_dict(), trainer={}, shards=names[1:])
+    if size > 1:
+        dist.barrier()
+
+
+def resumed(rank: int, size: int, folder: Path, *, saves: bool = True) -> tuple[Tensor, Tensor, float]:
+    """Weights at the checkpoint and after one more step from it; the share of weights held here.
+
+    Args:
+        saves: whether to make the checkpoint; otherwise that in ``folder`` is loaded into other weights.
+    """
     policy = Policy(tiny_model(3), torch.float32)
     total = sum(one.numel() for one in policy.parameters())
     if size > 1:
@@ -93,18 +110,17 @@ def resumed(rank: int, size: int, checkpoint: Any = None) -> tuple[Tensor, dict[
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01, fused=True)
     trainer = GRPO(policy, optimizer, TrainerConfig(lr=0.01, warmup_steps=0), dp_size=size)
     batch = make_batch(samples(), dp_rank=rank, dp_size=size)
-    if checkpoint is None:
+    if saves:
         trainer.step(batch)
-        checkpoint = copy.deepcopy(trainer.state_dict())
+        saved(folder, trainer, rank, size)
         trainer.step(batch)
-        if size > 1:
-            told = [checkpoint]  # ranks but 0 have none
-            dist.broadcast_object_list(told)
-            checkpoint = told[0]
-    trainer.load_state_dict(copy.deepcopy(checkpoint))
+    found = checkpoint.latest(folder)
+    assert found is not None
+    trainer.load_state_dict(*found.learner)
+    restored = end_to_end(policy.parameters())
     trainer.step(batch)
     held = sum(local(one).numel() for one in policy.parameters())
-    return end_to_end(policy.parameters()), checkpoint, held / total
+    return restored, end_to_end(policy.parameters()), held / total
 
 
 def cases() -> Iterator[tuple[int, str, str]]:
@@ -125,15 +141,21 @@ def run_rank(rank: int, folder: str) -> None:
             for correction in CORRECTIONS
         }
         skips = skipped_then_trained(rank, WORLD)
-        torch.save([len(batch), results, steps, skips, resumed(rank, WORLD)], f"{folder}/rank{rank}.pt")
+        torch.save(
+            [len(batch), results, steps, skips, resumed(rank, WORLD, Path(folder) / "two")], f"{folder}/rank{rank}.pt"
+        )
     finally:
         dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[Any]:
     """What each of two processes found: its number of samples, and gradient and metrics of every case."""
-    folder = tmp_path_factory.mktemp("ranks")
     mp.spawn(run_rank, args=(str(folder),), nprocs=WORLD)
     return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
@@ -198,12 +220,30 @@ def test_ranks_skip_a_gradient_that_is_not_finite_together(ranks: list[Any]) -> 
     assert torch.equal(ranks[0][3][0][2], ranks[1][3][0][2])
 
 
-def test_T14_a_checkpoint_of_two_ranks_goes_on_with_any_number(ranks: list[Any]) -> None:
-    """Each holds half of the weights, which the checkpoint has whole, as its optimizer's state."""
-    wanted, own, share = resumed(0, 1)
+def test_T14_a_checkpoint_of_two_ranks_goes_on_with_any_number(ranks: list[Any], folder: Path, tmp_path: Path) -> None:
+    """Each rank holds half of the weights and of the optimizer's state, and writes no more than that."""
+    restored, wanted, share = resumed(0, 1, tmp_path)
     assert share == 1
-    for *_, (found, checkpoint, share) in ranks:
+    by_one = resumed(0, 1, folder / "two", saves=False)
+    for *_, (found, after, share) in ranks:
         assert share == pytest.approx(0.5, abs=0.02)
-        assert float((found - wanted).abs().max()) < 1e-5
-        assert checkpoint["model"].keys() == own["model"].keys()
-        assert float((resumed(0, 1, checkpoint)[0] - wanted).abs().max()) < 1e-5
+        assert torch.equal(found, by_one[0])
+        assert float((found - restored).abs().max()) < 1e-5
+        assert float((after - wanted).abs().max()) < 1e-5
+        assert float((by_one[1] - after).abs().max()) < 1e-5
+    sizes = [one.stat().st_size for one in (folder / "two").iterdir()]
+    assert len(sizes) == WORLD
+    assert max(sizes) < 0.75 * next(tmp_path.iterdir()).stat().st_size
+
+
+def test_T14_a_checkpoint_without_the_shards_of_a_rank_is_damaged(folder: Path, ranks: list[Any]) -> None:
+    (shards,) = (folder / "two").glob("*rank1*")
+    shards.rename(folder / shards.name)
+    with pytest.raises(PenstockError, match=r"every checkpoint in .* is damaged"):
+        checkpoint.latest(folder / "two")
+    (folder / shards.name).rename(shards)
+    data = bytearray(shards.read_bytes())
+    data[len(data) // 2] ^= 1
+    shards.write_bytes(data)
+    with pytest.raises(PenstockError, match=r"every checkpoint in .* is damaged"):
+        checkpoint.latest(folder / "two")

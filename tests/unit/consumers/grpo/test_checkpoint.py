@@ -31,10 +31,10 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, step=7, learner=state, trainer=TRAINER)
     found = checkpoint.latest(tmp_path)
     assert found is not None
-    assert (found.path, found.step, found.trainer, found.learner["steps"]) == (path, 7, TRAINER, 7)
-    assert torch.equal(found.learner["model"]["weight"], state["model"]["weight"])
+    assert (found.path, found.step, found.trainer, found.learner[0]["steps"]) == (path, 7, TRAINER, 7)
+    assert torch.equal(found.learner[0]["model"]["weight"], state["model"]["weight"])
     restored = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
-    restored.load_state_dict(found.learner["optimizer"])
+    restored.load_state_dict(found.learner[0]["optimizer"])
     assert torch.equal(restored.state_dict()["state"][0]["exp_avg"], state["optimizer"]["state"][0]["exp_avg"])
 
 
@@ -56,6 +56,22 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         checkpoint.save(tmp_path, step=step, learner=learner(step), trainer={})
     assert [path.name[:12] for path in sorted(tmp_path.iterdir())] == ["step00000010", "step00000015"]
+
+
+def test_shards_are_kept_with_the_file_that_names_them(tmp_path: Path) -> None:
+    abandoned = checkpoint.save_shard(tmp_path, step=15, rank=1, learner=learner(0))
+    for step in (5, 10, 15):
+        name = checkpoint.save_shard(tmp_path, step=step, rank=1, learner=learner(step))
+        newest = checkpoint.save(tmp_path, step=step, learner=learner(step), trainer={}, shards=[name])
+    assert sorted(path.name[:18] for path in tmp_path.iterdir() if "rank" in path.name) == [
+        "step00000010-rank1",
+        "step00000015-rank1",
+    ]
+    assert abandoned != name
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.path == newest
+    assert [float(one["model"]["weight"].flatten()[0].round()) for one in found.learner] == [15.0, 15.0]
 
 
 def test_one_of_a_step_at_most_is_found_where_a_later_one_is_of_no_use(tmp_path: Path) -> None:
@@ -97,7 +113,7 @@ def test_a_file_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "ran"),)
 
     path = tmp_path / "evil.pt"
-    torch.save({"learner": Evil()}, path)
+    torch.save({"learner": Evil(), "shards": []}, path)
     path.rename(tmp_path / f"step00000001-{file_xxh3(path):016x}.pt")
     with pytest.raises(PenstockError, match="damaged"):
         checkpoint.latest(tmp_path)

@@ -73,7 +73,7 @@ def test_the_trainer_finishes_its_step_and_its_checkpoint_and_says_how_long_that
     assert source.done == [
         "publish 0", "commit 1", "publish 1", "commit 1", "publish 2", "checkpointed", "left",
     ]  # fmt: skip
-    found = checkpoint.latest(tmp_path / "r" / "checkpoints", "cpu", fits=lambda _: True)
+    found = checkpoint.latest(tmp_path / "r" / "checkpoints", fits=lambda _: True)
     assert found is not None
     assert found.step == 2
     (said,) = [text for text in caplog.messages if text.startswith("stop requested")]
