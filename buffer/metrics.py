@@ -27,91 +27,108 @@ from penstock.redis.connect import connect
 #: Longest wait for an answer of Redis: a scrape has 10 s in all.
 TIMEOUT_S = 2.0
 
-LEADS = gauge("buffer_leads", "1 where this buffer leads, 0 where it stands by: then it has no other series but this.")
+LEADS = gauge("buffer_leads", "1 if this buffer leads, 0 if it is a standby, which has no other series.")
 JOBS = gauge("queue_jobs", "Jobs of each lane, queued or leased to a worker.", "lane", "state")
 OLDEST = gauge(
-    "queue_oldest_age_seconds", "How long the next job of each lane has been queued; 0 where none is.", "lane"
+    "queue_oldest_age_seconds", "Time that the next job of each lane has been queued; 0 if the lane is empty.", "lane"
 )
 PAUSED = gauge("queue_paused", "1 for each paused lane.", "lane")
 DELAYED = gauge("queue_delayed_jobs", "Jobs that wait for their next attempt.")
 DEAD = gauge("queue_dead_letters", "Dead letters that were not requeued or cancelled.")
 READY = gauge("queue_ready_groups", "Complete groups of each lane that a batch may still take.", "lane")
-KEPT = gauge("queue_kept_groups", "Groups that are complete and not retired, trained ones too.")
-UNRECORDED = gauge("queue_groups_to_record", "Groups that are done with and wait to be recorded before they go.")
+KEPT = gauge("queue_kept_groups", "Groups that are complete and not retired, including trained ones.")
+UNRECORDED = gauge("queue_groups_to_record", "Finished groups that must be recorded before they are deleted.")
 INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begun and to be resumed.")
 BURIED = counter("queue_buried_jobs", "Jobs that became dead letters, by reason of the last failure.", "reason")
-FAILED = counter("queue_failed_tries", "Failed attempts of jobs, with those that made dead letters.", "reason")
-PASSED = counter("queue_passed_lines", "Lines of training data that were passed over in place of a job.", "dataset")
+FAILED = counter("queue_failed_tries", "Failed attempts of jobs, including those that made dead letters.", "reason")
+PASSED = counter("queue_passed_lines", "Lines of training data that were skipped.", "dataset")
 EASY = counter("queue_skipped_easy_prompts", "Skips of prompts that are too easy, by a curriculum.", "dataset")
 HARD = counter("queue_skipped_hard_prompts", "Skips of prompts that are too hard, by a curriculum.", "dataset")
 WORKERS = gauge("queue_workers", "Workers by state; silent: without a report for 10 s.", "state")
 RATE = gauge("queue_tokens_per_second", "Tokens generated per second by all workers, smoothed over some seconds.")
 VERSION = gauge("queue_model_version", "Newest published version.", "model")
 STEP = gauge("queue_trainer_step", "Step of the run's trainer: batches that it has committed.")
-WAITS = gauge("queue_wait_seconds", "How long a part has waited for what `penstock why` names.", "who", "cause")
+WAITS = gauge(
+    "queue_wait_seconds", "Time that a part has waited for the cause that `penstock why` shows.", "who", "cause"
+)
 
 TOKENS = gauge(
     "rollout_tokens",
-    "Tokens generated for jobs of each lane, by account; held: by live groups. They add up to all reported tokens.",
+    "Tokens generated for jobs of each lane, by account; held: in live groups. The accounts add up to all "
+    "reported tokens.",
     "lane",
     "account",
 )
-GOODPUT = gauge("rollout_goodput", "Share of the tokens generated for training that were trained on.")
+GOODPUT = gauge("rollout_goodput", "Share of tokens generated for training that the trainer used.")
 
 CUT = gauge("subscription_cut_batches", "Batches cut.", "subscription")
-CURSOR = gauge("subscription_committed_batches", "Batches that its trainer has committed.", "subscription")
-DURABLE = gauge("subscription_checkpointed_batches", "Batches that its newest checkpoint holds.", "subscription")
-OWNED = gauge("subscription_owned", "1 while a trainer has it.", "subscription")
-BOUND = gauge("subscription_staleness_bound", "Most versions that a token which bears loss may be old.", "subscription")
+CURSOR = gauge(
+    "subscription_committed_batches", "Batches that the subscription's trainer has committed.", "subscription"
+)
+DURABLE = gauge(
+    "subscription_checkpointed_batches", "Batches that the trainer's newest checkpoint covers.", "subscription"
+)
+OWNED = gauge("subscription_owned", "1 while a trainer owns the subscription.", "subscription")
+BOUND = gauge(
+    "subscription_staleness_bound", "Maximum staleness of a token that bears loss, in versions.", "subscription"
+)
 DROPPED = counter(
     "subscription_dropped_groups",
-    "Groups disposed of; filter/REASON: by a filter, else by age, rewind, loss or quota.",
+    "Groups disposed of, by reason: filter/REASON for a filter, otherwise age, rewind, loss or quota.",
     "subscription",
     "reason",
 )
 DROPPED_STALENESS = counter(
     "subscription_dropped_staleness",
-    "Staleness of those groups at their disposal, in versions, summed; groups that a filter rejected have none. "
-    "Divided by the number of groups of a reason it is their mean.",
+    "Sum of the staleness of these groups at their disposal, in versions, except for groups that a filter "
+    "rejected. Divided by the number of groups of a reason, it is their mean.",
     "subscription",
     "reason",
 )
-PLACES = gauge("gate_places", "Train groups that may be under way, by the gate's first subscription.", "subscription")
-TAKEN = gauge("gate_taken_places", "Of these, how many are.", "subscription")
+PLACES = gauge(
+    "gate_places",
+    "Places at the gate: train groups that may be in progress, by the gate's first subscription.",
+    "subscription",
+)
+TAKEN = gauge("gate_taken_places", "Places at the gate that are taken.", "subscription")
 
 USED = gauge("redis_used_memory_bytes", "Memory that the control Redis uses.")
-MAX = gauge("redis_max_memory_bytes", "Its maxmemory; 0: none is set.")
-WRITABLE = gauge("redis_takes_writes", "0 while its disk has no room, so that no part can write.")
+MAX = gauge("redis_max_memory_bytes", "maxmemory of the control Redis; 0: no limit is set.")
+WRITABLE = gauge("redis_takes_writes", "0 while the disk of the control Redis is full, so that no part can write.")
 
 #: Field of the hash ``counters`` -> its series.
 COUNTERS = {
     "admitted": counter("queue_admitted_jobs", "Jobs admitted."),
     "committed": counter("queue_committed_samples", "Samples committed."),
-    "completed": counter("queue_completed_groups", "Groups that got ready."),
+    "completed": counter("queue_completed_groups", "Groups that became ready."),
     "crashes": counter("queue_crashed_jobs", "Jobs charged with the death of an engine or a worker."),
     "reclaimed": counter("queue_reclaimed_leases", "Leases taken over because they were not renewed."),
     "released": counter("queue_released_leases", "Leases handed back without a charge."),
-    "refused": counter("queue_refused_commits", "Commits of samples that were refused, their lease being another's."),
+    "refused": counter(
+        "queue_refused_commits", "Commits of samples that were refused because another worker had the lease."
+    ),
     "requeued": counter("queue_requeued_jobs", "Dead letters that an operator queued again."),
     "cancelled": counter("queue_cancelled_jobs", "Jobs that were cancelled."),
-    "timed_out": counter("queue_timed_out_groups", "Groups dropped since they took too long."),
+    "timed_out": counter("queue_timed_out_groups", "Groups dropped because they took too long."),
     "shortened": counter("queue_shortened_groups", "Groups closed without all their samples."),
-    "missing": counter("queue_missing_samples", "Samples that those lack."),
-    "retired": counter("queue_retired_groups", "Groups that every subscription had done with."),
+    "missing": counter("queue_missing_samples", "Samples that these groups lack."),
+    "retired": counter("queue_retired_groups", "Groups that every subscription had finished with."),
     "unread_evaluations": counter(
         "queue_unread_evaluation_groups", "Groups of evaluations that no consumer read in buffer.eval_ttl_s."
     ),
-    "evicted": counter(
-        "queue_evicted_groups", "Groups that were in batches, and went before any of these was durable."
-    ),
+    "evicted": counter("queue_evicted_groups", "Groups that were deleted before any of their batches was durable."),
     "payload_lost": counter("queue_lost_payloads", "Committed samples whose tokens are gone; trained with mask 0."),
-    "unrecorded": counter("queue_unrecorded_groups", "Groups that went unrecorded, where a history is kept."),
+    "unrecorded": counter(
+        "queue_unrecorded_groups", "Groups that were deleted without being recorded, in a run with a history."
+    ),
     "duplicated": counter("queue_duplicated_jobs", "Jobs that were finished twice; it should stay 0."),
     "cut": counter("queue_cut_batches", "Batches cut, of all subscriptions."),
     "batches_committed": counter("queue_committed_batches", "Batches committed, of all subscriptions."),
-    "published": counter("queue_published_versions", "Publications, those made again too."),
-    "set_aside": counter("queue_set_aside_publications", "Publications that engines died of."),
-    "rewinds": counter("queue_rewinds", "Trainers that went back to a checkpoint, each start among them."),
+    "published": counter("queue_published_versions", "Publications, including repeated ones."),
+    "set_aside": counter(
+        "queue_set_aside_publications", "Publications that were set aside because engines died on them."
+    ),
+    "rewinds": counter("queue_rewinds", "Rewinds of trainers to a checkpoint, including each start."),
     "weight_updates": counter("queue_weight_updates", "Publications that workers loaded into a running engine."),
     "rolled_back": counter("queue_rollbacks", "Times that Redis had lost acknowledged writes."),
 }

@@ -45,12 +45,12 @@ from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.redis.saved_config import config_of
 
-CALLS = counter("scorer_calls", "Calls that ended, those that failed too.")
+CALLS = counter("scorer_calls", "Finished calls, including failed ones.")
 FAILED = counter("scorer_failed_calls", "Calls that raised.")
 SEQUENCES = counter("scorer_sequences", "Sequences that were scored.")
-TOKENS = counter("scorer_tokens", "Tokens of these sequences, those before the start too.")
+TOKENS = counter("scorer_tokens", "Tokens of these sequences, including those before the start.")
 SECONDS = counter("scorer_seconds", "Time in calls.")
-ASKED = gauge("scorer_asked_sequences", "Sequences of the call that is running; 0 where none is.")
+ASKED = gauge("scorer_asked_sequences", "Sequences of the running call; 0 without a call.")
 
 SERIES = (CALLS, FAILED, SEQUENCES, TOKENS, SECONDS, ASKED)
 

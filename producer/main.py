@@ -64,8 +64,10 @@ log = logging.getLogger(__name__)
 ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")
 POSITION = gauge("producer_position", "Prompts of the train data that were admitted, of all epochs and producers.")
 EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while the end of a stream is not known yet.")
-CLOSED = gauge("producer_waits", "1 while it has something to wait for; `penstock why` says for what.")
-WAITED = counter("producer_wait_seconds", "Time in which it admitted nothing, for the gate or for something else.")
+CLOSED = gauge("producer_waits", "1 while the producer waits; `penstock why` shows the cause.")
+WAITED = counter(
+    "producer_wait_seconds", "Time in which the producer waited for the gate or another cause and admitted no jobs."
+)
 
 SERIES = (ADMITTED, POSITION, EPOCH, CLOSED, WAITED)
 

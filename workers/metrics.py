@@ -34,7 +34,7 @@ TOTALS: dict[str, Series] = {
         "worker_generate_seconds", "Engine time of committed samples' requests, summed over samples."
     ),
     "reward_s": counter("worker_reward_seconds", "Reward time of committed samples, summed over samples."),
-    "group_rewards": counter("worker_group_rewards", "Rewards of whole groups (reward.group)."),
+    "group_rewards": counter("worker_group_rewards", "Group rewards computed (reward.group)."),
     "group_reward_s": counter(
         "worker_group_reward_seconds", "Time of group rewards, including reading the samples, summed over groups."
     ),
@@ -54,7 +54,9 @@ TOTALS: dict[str, Series] = {
         "Versions fetched to this machine (serving, or trainer.transport delta), by origin: whole, deltas, here.",
         "how",
     ),
-    "weight_copy_bytes": counter("worker_weight_copy_bytes", "Bytes of complete versions and deltas fetched for them."),
+    "weight_copy_bytes": counter(
+        "worker_weight_copy_bytes", "Bytes of complete versions and deltas fetched for versions."
+    ),
     "weight_copy_s": counter("worker_weight_copy_seconds", "Time to fetch versions; generation continues meanwhile."),
     "checkpoints": counter("worker_prefix_checkpoints", "Prefixes of running samples written to Redis."),
     "checkpoint_bytes": counter("worker_prefix_checkpoint_bytes", "Bytes of prefix checkpoints."),
@@ -82,7 +84,7 @@ CODE_SECONDS = counter("worker_code_seconds", "Time of calls of rewards, hooks a
 EPISODES = gauge("worker_agent_episodes", "Agent episodes: waiting for an agent, and open.", "state")
 VERSION = gauge("worker_weight_version", "Version of the engine's weights; -1: none.")
 RUNNING = gauge("worker_running_samples", "Samples in a slot.")
-SLOTS = gauge("worker_slots", "Most samples generated at once.")
+SLOTS = gauge("worker_slots", "Maximum number of samples generated concurrently.")
 REQUESTS = gauge("worker_engine_requests", "Engine requests without an answer.")
 GPU_USE = gauge(
     "worker_gpu_use_ratio",

@@ -76,18 +76,20 @@ class LatestRecord:
         control.close()
 
 
-GROUPS = counter("recorder_groups", "Groups that were recorded, so that they may be swept.")
-ROWS = counter("recorder_rows", "Rows that were written, by what became of the sample; again after a kill.", "fate")
+GROUPS = counter("recorder_groups", "Groups that were recorded and may be deleted.")
+ROWS = counter(
+    "recorder_rows", "Rows that were written, by fate of the sample; after a crash, some rows count again.", "fate"
+)
 TOKENS = counter("recorder_generated_tokens", "Tokens that the policy generated for the samples of these rows.", "fate")
-SECONDS = counter("recorder_write_seconds", "Time for writing and syncing them, waits for room among it.")
+SECONDS = counter("recorder_write_seconds", "Time for writing and syncing rows, including waits for disk space.")
 
 FAILURES = counter("recorder_hook_failures", "Calls of hooks.all_samples that raised or ran too long.")
 
 REPETITIVE = counter(
-    "recorder_repetitive_samples", "Recorded answers of more than 10,000 characters whose end repeats itself."
+    "recorder_repetitive_samples", "Recorded answers of more than 10,000 characters with a repetitive end."
 )
 REPETITION = slime(
-    "rollout/repetition_frac", "Share of repetitive answers among the recorded, since this recorder started."
+    "rollout/repetition_frac", "Share of repetitive answers among the recorded ones, since this recorder started."
 )
 
 SERIES = (GROUPS, ROWS, TOKENS, SECONDS, FAILURES, REPETITIVE, REPETITION)

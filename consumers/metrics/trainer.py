@@ -15,69 +15,79 @@ SUMS = {
     "samples": counter("trainer_samples", "Samples of these batches."),
     "generated_tokens": counter("trainer_generated_tokens", "Tokens of these samples that the policy generated."),
     "loss_tokens": counter("trainer_loss_tokens", "Tokens of these samples that bore loss."),
-    "partial_groups": counter("trainer_partial_groups", "Groups of these batches that were closed short."),
-    "missing_samples": counter("trainer_missing_samples", "Samples that those lack."),
-    "lost_payloads": counter("trainer_lost_payloads", "Samples whose tokens were gone; they had mask 0."),
+    "partial_groups": counter(
+        "trainer_partial_groups", "Groups of these batches that were closed without all their samples."
+    ),
+    "missing_samples": counter("trainer_missing_samples", "Samples that these groups lack."),
+    "lost_payloads": counter("trainer_lost_payloads", "Samples whose tokens were lost; they had mask 0."),
 }
 LENGTH = histogram("trainer_response_length_tokens", "Generated tokens of each sample trained on.")
 STALENESS = histogram(
-    "trainer_staleness_versions", "Age in versions of the oldest token that bears loss, of each sample trained on."
+    "trainer_staleness_versions",
+    "Staleness, in versions, of the oldest token that bears loss, for each sample trained on.",
 )
 STALENESS_MAX = gauge(
-    "trainer_staleness_max", "Oldest token that bears loss in the last batch, in versions; absent if none does."
+    "trainer_staleness_max",
+    "Maximum staleness of the tokens that bear loss in the last batch, in versions; absent without such tokens.",
 )
 STALENESS_MEAN = gauge(
-    "trainer_staleness_mean", "Mean over the tokens that bear loss in the last batch, in versions; absent if none does."
+    "trainer_staleness_mean",
+    "Mean staleness of the tokens that bear loss in the last batch, in versions; absent without such tokens.",
 )
 BOUND = gauge("trainer_staleness_bound", "Staleness bound of the last batch.")
-BATCH = gauge("trainer_batch", "Number of the last batch that it committed.")
-TRAIN_VERSION = gauge("trainer_version", "Version of its weights when that batch was trained.")
-WAIT = counter("trainer_wait_seconds", "Time in which it waited: for a batch, or for other ranks.", "reason")
+BATCH = gauge("trainer_batch", "Number of the last batch that the trainer committed.")
+TRAIN_VERSION = gauge("trainer_version", "Version of the trainer's weights when this batch was trained.")
+WAIT = counter("trainer_wait_seconds", "Time that the trainer waited, for a batch or for other ranks.", "reason")
 PUBLISHED = {
-    "versions": counter("trainer_published_versions", "Versions of weights that it wrote and announced."),
+    "versions": counter("trainer_published_versions", "Versions that the trainer wrote and announced."),
     "bytes": counter("trainer_published_bytes", "Bytes of these versions."),
-    "write_s": counter("trainer_publish_write_seconds", "Time for gathering, writing and reading them back."),
-    "send_s": counter("trainer_publish_send_seconds", "Time for announcing them, and sending them to engines."),
+    "write_s": counter("trainer_publish_write_seconds", "Time for gathering, writing and reading back these versions."),
+    "send_s": counter(
+        "trainer_publish_send_seconds", "Time for announcing these versions and sending them to engines."
+    ),
     "skipped": counter("trainer_skipped_publications", "Publications refused because weights were NaN or infinite."),
 }
 REPORTED = gauge("trainer_reported", "Figures reported by `Trainer.report`, by name.", "figure")
-EVALUATED = gauge("trainer_evaluated_version", "Version that was evaluated last.", "dataset")
+EVALUATED = gauge("trainer_evaluated_version", "Last evaluated version.", "dataset")
 
 LENGTHS = {
     kind: slime(f"rollout/response_len/{kind}", f"{said} of the samples of the last batch, in tokens.")
     for kind, said in (
         ("mean", "Mean length"),
         ("median", "Median length"),
-        ("max", "Largest length"),
-        ("min", "Least length"),
+        ("max", "Maximum length"),
+        ("min", "Minimum length"),
     )
 }
 TRUNCATED = slime("rollout/truncated_ratio", "Share of the samples of the last batch that ended at a limit.")
 REWARD = slime("rollout/raw_reward", "Mean reward of the samples of the last batch.")
 SAME = slime(
-    "rollout/zero_std/count_{reward}", "Groups of the last batch all of whose samples have one reward, by that reward."
+    "rollout/zero_std/count_{reward}",
+    "Groups of the last batch whose samples all have the same reward, by that reward.",
 )
 FILTERED = slime(
-    "rollout/dynamic_filter/drop_{reason}", "Groups that a filter dropped between the last batch and the one before."
+    "rollout/dynamic_filter/drop_{reason}", "Groups that a filter dropped between the previous batch and the last one."
 )
 DROPPED = slime(
     "rollout/drop_{reason}",
-    "Groups disposed of for another reason than a filter between the last batch and the one before.",
+    "Groups disposed of for other reasons between the previous batch and the last one.",
 )
-UPDATE = slime("perf/update_weights_time", "Seconds that the last publication took.")
-STEP = slime("perf/step_time", "Seconds from the commit before the last one to the last one.")
-TRAIN_WAIT = slime("perf/train_wait_time", "Seconds of it in which the trainer waited for a batch.")
-WAIT_RATIO = slime("perf/wait_time_ratio", "The second over the first.")
+UPDATE = slime("perf/update_weights_time", "Duration of the last publication in seconds.")
+STEP = slime("perf/step_time", "Seconds between the last two commits.")
+TRAIN_WAIT = slime("perf/train_wait_time", "Part of this time in which the trainer waited for a batch, in seconds.")
+WAIT_RATIO = slime("perf/wait_time_ratio", "Wait time divided by step time.")
 SCORE = slime("eval/{dataset}", "Mean reward on the dataset at its last evaluation.")
-EVAL_TRUNCATED = slime("eval/{dataset}-truncated_ratio", "Share of its answers that ended at a limit.")
+EVAL_TRUNCATED = slime("eval/{dataset}-truncated_ratio", "Share of the dataset's answers that ended at a limit.")
 EVAL_PASS = slime(
     "eval/{dataset}-pass@{k}",
-    "Chance that one of k of its answers to a prompt has reward 1, mean over prompts; where each prompt has several.",
+    "Probability that one of k answers to a prompt has reward 1, averaged over the dataset's prompts; "
+    "only with several answers per prompt.",
 )
 EVAL_MAJORITY = Series(
     "eval_maj_at",
     "gauge",
-    "Reward of what most of k of its answers to a prompt come to, mean over prompts; where each prompt has several.",
+    "Reward of the majority result of k answers to a prompt, averaged over the dataset's prompts; only "
+    "with several answers per prompt.",
     ("dataset", "k"),
 )
 

@@ -10,23 +10,23 @@ from penstock.text import MASK
 
 
 class AgentsConfig(TlsConfig):
-    """The gateway (`penstock serve`), by which agents run episodes through APIs that they already use, and the workers
-    behind it (docs/agents.md)."""
+    """The gateway (`penstock serve`), through which agents run episodes with their existing API clients, and the
+    workers behind it (docs/agents.md)."""
 
     section = "agents"
 
-    #: Address that the gateway and the workers listen on; 0.0.0.0 or :: for every one of their machine.
+    #: Address on which the gateway and the workers listen; 0.0.0.0 or :: means all addresses of their machine.
     host: Host = "127.0.0.1"
-    #: Port of the gateway; 0 takes a free one, as workers always do.
+    #: Port of the gateway; 0: a free port, which workers always use.
     port: Annotated[int, Field(ge=0, le=65535)] = 8900
-    #: Tokens of clients by name; each may open episodes. Give them in the environment, as PENSTOCK_AGENTS__CLIENTS.
-    #: Empty: the token of the run, in the file ``weights.token`` of its folder.
+    #: Tokens of clients by name; each client may open episodes. Set them in the environment variable
+    #: PENSTOCK_AGENTS__CLIENTS. Empty: clients use the run's token, from the file ``weights.token`` in its folder.
     clients: dict[str, str] = Field(default_factory=dict)
-    #: An episode without a request for so long is a failed attempt of its job.
+    #: Time in seconds without a request after which an episode counts as a failed attempt of its job.
     idle_s: Seconds = 600.0
-    #: SGLang's parser of tool calls in answers (``qwen25``, ``llama3``, ...); None: answers are text.
+    #: SGLang's parser for tool calls in answers (``qwen25``, ``llama3``, ...); None: tool calls are returned as text.
     tool_call_parser: str | None = None
-    #: SGLang's parser of reasoning in answers (``qwen3``, ``deepseek-r1``, ...); None: reasoning is text.
+    #: SGLang's parser for reasoning in answers (``qwen3``, ``deepseek-r1``, ...); None: reasoning is returned as text.
     reasoning_parser: str | None = None
 
     @model_validator(mode="after")

@@ -19,14 +19,15 @@ class OnFilterError(StrEnum):
 
 
 class FilterConfig(Section):
-    """Which completed groups a subscription trains on (dynamic sampling)."""
+    """Selection of completed groups for training (dynamic sampling)."""
 
-    #: Called in this order when a group completes; the first that rejects it counts. ``nonzero_std`` (rewards must
-    #: differ), or ``module:function``: gets a penstock.CompletedGroup, returns keep or (keep, reason).
+    #: Filters that are called, in this order, when a group completes; the first that rejects the group is counted.
+    #: ``nonzero_std`` (rewards must differ), or ``module:function``, which receives a penstock.CompletedGroup and
+    #: returns keep or (keep, reason).
     functions: list[FilterName] = Field(default_factory=list)
-    #: A group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
+    #: Handling of a group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
     on_error: OnFilterError = OnFilterError.KEEP
-    #: Hold rejected groups back, and train on them if too few other groups remain to fill a batch.
+    #: Keep rejected groups, and train on them if too few other groups remain to fill a batch.
     keep_when_few: bool = False
 
     @model_validator(mode="after")
@@ -39,11 +40,12 @@ class FilterConfig(Section):
 
 
 class BufferConfig(Section):
-    #: Leadership is lost when not renewed for so long.
+    #: Time in seconds after which the leader loses its lease if it has not renewed it.
     lease_s: Seconds = 5.0
-    #: Results of scoring jobs that are not collected are deleted after so long.
+    #: Time in seconds after which uncollected results of scoring jobs are deleted.
     score_ttl_s: Seconds = 3600.0
-    #: An evaluation that no consumer reads is written to ``eval.jsonl``, and its groups are deleted, after so long.
+    #: Time in seconds after which an evaluation that no consumer has read is written to ``eval.jsonl`` and its groups
+    #: are deleted.
     eval_ttl_s: Seconds = 600.0
-    #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
+    #: Filters (module:function) that subscriptions may name, in addition to those of ``trainer.filter``.
     filters: list[FilterName] = Field(default_factory=list)

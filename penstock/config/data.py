@@ -43,17 +43,18 @@ RIGHT_FROM = 1.0
 
 
 class CurriculumConfig(Section):
-    """Which prompts are repeated, by the results of their groups in earlier epochs."""
+    """Selection of prompts by the results of their groups in earlier epochs."""
 
-    #: A prompt is skipped as easy if at least this share of its answers is right; None: never.
+    #: Skip a prompt as easy if at least this share of its answers is right; None: never.
     skip_above: Share | None = 1.0
-    #: A prompt is skipped as hard if at most this share of its answers is right; None: never.
+    #: Skip a prompt as hard if at most this share of its answers is right; None: never.
     skip_below: Share | None = None
-    #: Number of its latest groups whose mean counts; a prompt that has fewer is not skipped.
+    #: Number of latest groups over which the share is averaged; prompts with fewer groups are not skipped.
     groups: Annotated[int, Field(ge=1, le=8)] = 1
-    #: Share of the skipped prompts that are admitted anyway, others in each epoch, so that none is gone for good.
+    #: Share of the skipped prompts that are admitted anyway, different ones in each epoch, so that no prompt is skipped
+    #: forever.
     revisit: Annotated[float, Field(gt=0, le=1)] = 0.1
-    #: Reward from which on an answer is right.
+    #: Minimum reward of a right answer.
     right_from: float = RIGHT_FROM
 
     @model_validator(mode="after")
@@ -77,62 +78,64 @@ class CurriculumConfig(Section):
 class DatasetConfig(Section):
     """Prompts from one source."""
 
-    #: Name in job ids.
+    #: Name of the dataset; it is part of job ids.
     name: Annotated[str, is_a_name("dataset")]
-    #: JSONL (``.jsonl``, ``.jsonl.gz``) or parquet file; ``hf:FOLDER_OR_NAME`` for what Hugging Face datasets reads;
-    #: ``python:module:Class`` for a class of one's own. ``path@[a:b]`` takes a slice of its lines.
+    #: JSONL (``.jsonl``, ``.jsonl.gz``) or parquet file; ``hf:FOLDER_OR_NAME`` for data that the package datasets
+    #: reads; ``python:module:Class`` for your own class. ``path@[a:b]`` selects a slice of the lines.
     path: str
-    #: Split of ``hf:``; None: the only one.
+    #: Split of ``hf:`` data; None: the only split.
     split: str | None = None
-    #: With ``hf:``: rows are read only when they are needed; their number is known at the end.
+    #: With ``hf:``: read rows only when they are needed; their number is unknown until the end.
     streaming: bool = False
     #: Keyword arguments for the class of ``python:``.
     source_args: dict[str, Any] = Field(default_factory=dict)
     #: Column of the prompt: text, or a list of chat messages.
     input_key: str = "prompt"
-    #: Column of the images for each ``<image>`` in the texts of messages: bytes, data: URIs or paths, or a list
-    #: of those; None: images are parts of the messages.
+    #: Column of the images for each ``<image>`` in the texts of messages: bytes, data: URIs or paths, or a list of
+    #: these. None: images are parts of the messages.
     image_key: str | None = None
-    #: Folder that paths of images are below; None: that of the dataset's file.
+    #: Folder that contains the images; None: the folder of the dataset's file.
     image_folder: str | None = None
-    #: Column that the reward compares with, any JSON value; None: none.
+    #: Column of the reference for the reward, any JSON value; None: no label.
     label_key: str | None = "label"
-    #: Column of given answers: text, token ids, or a list of those; None: all answers are generated.
+    #: Column of given answers: text, token ids, or a list of either. None: all answers are generated.
     answer_key: str | None = None
-    #: Column passed to rewards; None: none.
+    #: Column of the metadata that rewards receive; None: no metadata.
     metadata_key: str | None = None
-    #: For held-out prompts: entry of the metadata with a prompt's category; scores are reported by category too.
+    #: For held-out prompts: entry of the metadata that contains the category; scores are also reported by category.
     category_key: str | None = None
     #: Render chat messages with the model's chat template.
     apply_chat_template: bool = False
-    #: System prompt for prompts whose messages do not begin with one; None: none.
+    #: System prompt for conversations that do not begin with one; None: none.
     system_prompt: str | None = None
-    #: Arguments for the chat template, as ``enable_thinking: false``.
+    #: Arguments for the chat template, such as ``enable_thinking: false``.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    #: Column of the tools for the chat template: a list of maps, or that as JSON text; None: none.
+    #: Column of the tools for the chat template: a list of maps, or such a list as JSON text. None: no tools.
     tools_key: str | None = None
-    #: Most tokens of a prompt, counted with the model's tokenizer by the producer; None: the engine's limit.
+    #: Maximum number of tokens of a prompt, counted by the producer with the model's tokenizer; None: the engine's
+    #: limit.
     max_prompt_tokens: Positive | None = None
-    #: A longer one ends the producer with the number of its line, or is skipped and counted.
+    #: Handling of longer prompts: stop the producer and report the line's number, or skip and count the prompt.
     on_long_prompt: Literal["error", "skip"] = "error"
-    #: A line that cannot be read or has no prompt, or one that is held out, ends the producer with its number, or is
-    #: skipped and counted.
+    #: Handling of lines that cannot be read, have no prompt, or have a held-out prompt: stop the producer and report
+    #: the line's number, or skip and count it.
     on_bad_line: Literal["error", "skip"] = "error"
-    #: Share of the training prompts from this dataset, relative to the weights of the others: 3 and 1, or 0.75 and
-    #: 0.25. Either all have one, and each then has its own epochs, or none has, and an epoch is one pass over all of
-    #: them.
+    #: Share of the training prompts from this dataset, relative to the weights of the other datasets: 3 and 1, or 0.75
+    #: and 0.25. If all datasets have a weight, each has its own epochs; if none has one, an epoch is one pass over all
+    #: datasets.
     weight: Annotated[float, Field(gt=0)] | None = None
-    #: For training prompts: skip those that are too easy, or too hard, by the results of their groups; None: none are.
+    #: For training prompts: skip prompts that are too easy or too hard, judged by the results of their groups. None:
+    #: skip none.
     curriculum: CurriculumConfig | None = None
-    #: Shuffle anew in each epoch, by ``seed``; a stream within its windows.
+    #: Shuffle again in each epoch, by ``seed``; a stream is shuffled within its windows.
     shuffle: bool = True
     #: Overrides of ``rollout.sampling`` for this dataset.
     sampling: Sampling = Field(default_factory=dict)
-    #: Answers per prompt for this dataset; None takes ``rollout.n`` (train) or 1 (eval).
+    #: Answers per prompt for this dataset; None: ``rollout.n`` (train) or 1 (eval).
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     #: Reward of this dataset; None: ``reward.function``.
     reward: RewardName | None = None
-    #: Environment that answers between turns; None: one turn.
+    #: Environment that responds between turns; None: samples have one turn.
     environment: EnvironmentName | None = None
 
     @field_validator("path")
@@ -195,18 +198,17 @@ class DatasetConfig(Section):
 class DataConfig(Section):
     train: list[DatasetConfig] = Field(min_length=1)
     eval: list[DatasetConfig] = Field(default_factory=list)
-    #: Passes over the train data, after which the run ends; null: prompts repeat as long as a trainer runs.
-    #: With weights: as many prompts as so many passes have, in the shares of the weights.
-    #: May be raised from one start to the next, and lowered to what was not admitted yet.
+    #: Number of passes over the training data, after which the run ends; None: prompts repeat as long as a trainer
+    #: runs. With weights, the number of prompts is that of these passes, divided by weight. Between starts the value
+    #: may be raised, or lowered if no later prompt was admitted yet.
     epochs: Positive | None = None
-    #: Groups that are left at the end of the data and are fewer than a batch: ``drop`` leaves
-    #: them untrained, so that every step has the size that the learning rate was chosen for; ``train`` makes one
-    #: smaller batch of them.
+    #: Handling of groups at the end of the data that do not fill a batch. ``drop`` leaves them untrained, so every step
+    #: has the batch size for which the learning rate was chosen; ``train`` makes one smaller batch.
     last_batch: Literal["train", "drop"] = "drop"
-    #: Evaluate at every so many versions, and at the first and the last; 0: only first and last.
+    #: Number of versions between evaluations; the first and the last version are always evaluated. 0: only these two.
     eval_every: Annotated[int, Field(ge=0)] = 0
-    #: Weights that are published while a version is evaluated are loaded after its evaluation, so that it alone
-    #: generates it. Training continues with this version's groups, as far as the bound allows, and waits then.
+    #: Load new weights only after a running evaluation has finished, so that one version generates the complete
+    #: evaluation. Meanwhile training continues with this version's groups as far as the bound allows, and then waits.
     eval_pinned: bool = False
 
     @model_validator(mode="after")

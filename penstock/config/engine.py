@@ -52,52 +52,54 @@ def preset_of_machine() -> Literal["cpu", "cuda"]:
 
 
 class EngineConfig(Section):
-    """The SGLang server under a worker."""
+    """The SGLang server of a worker."""
 
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"preset"})
 
-    #: Address of an external server (http://HOST:PORT); None spawns one. It is never started, stopped or killed.
+    #: Address of an external server (http://HOST:PORT), which penstock never starts, stops or kills. None: spawn a
+    #: server.
     url: str | None = None
-    #: Engines behind an sglang-router of the worker's own, which act as one; set neither url nor args with it.
+    #: Engines behind the worker's own sglang-router, which act as one engine; do not set url or args with it.
     router: RouterConfig | None = None
-    #: Address that a spawned server listens at.
+    #: Address on which a spawned server listens.
     host: str = "127.0.0.1"
-    #: Port of a spawned server; 0 takes a free one.
+    #: Port of a spawned server; 0: a free port.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: Interpreter of the environment that has sglang; spawned servers only. '': of the first of these folders that
-    #: exists: .engine below the current folder, .engine beside penstock's own environment, and what `penstock engine
-    #: install` creates, ``penstock/engine`` in ``$XDG_DATA_HOME`` or ``~/.local/share``.
+    #: Interpreter of the environment that contains sglang, for spawned servers. '': use the first folder that exists:
+    #: .engine in the current folder, .engine beside penstock's own environment, and the folder that ``penstock engine
+    #: install`` creates (``penstock/engine`` in ``$XDG_DATA_HOME`` or ``~/.local/share``).
     python: str = ""
-    #: Arguments and variables for a device, under those of ``args`` and ``env``. cpu: small and without threads of its
-    #: own; cuda: without the prefix cache, which would reuse keys and values of old weights. None: cuda if this machine
-    #: has an NVIDIA GPU or ``trainer.device`` is one, else cpu; none for the engines of a fleet, or if ``args`` has a
-    #: device.
+    #: Default arguments and environment variables for a device, which ``args`` and ``env`` override. cpu: small, and
+    #: without threads of its own; cuda: without the prefix cache, which would reuse keys and values of old weights.
+    #: None: cuda if this machine has an NVIDIA GPU or ``trainer.device`` is one, otherwise cpu; no preset for the
+    #: engines of a fleet, or if ``args`` sets a device.
     preset: Literal["cpu", "cuda"] | None = None
-    #: Arguments of sglang.launch_server, names without dashes in front; true stands for a bare flag. They are checked
-    #: against the installed release before anything starts.
+    #: Arguments of sglang.launch_server, without leading dashes; true means a flag without a value. They are checked
+    #: against the installed release before any process starts.
     args: dict[str, Any] = Field(default_factory=dict)
-    #: Environment variables of the server. Their values are masked wherever the configuration is shown, saved or sent.
+    #: Environment variables of the server. Their values are masked whenever the configuration is shown, saved or sent.
     env: dict[str, str] = Field(default_factory=dict)
-    #: Longest start.
+    #: Time limit for a start in seconds.
     start_timeout_s: Seconds = 600.0
-    #: Longest load of new weights; after it the engine counts as dead.
+    #: Time limit in seconds for loading new weights; after it the engine counts as dead.
     load_timeout_s: Seconds = 300.0
-    #: Between two health checks; none are made while weights change or memory is released.
+    #: Seconds between two health checks; none are made while weights change or memory is released.
     health_interval_s: Seconds = 2.0
-    #: Longest answer to a health check.
+    #: Time limit for a health check in seconds.
     health_timeout_s: Seconds = 10.0
-    #: Failures in a row until the engine is restarted.
+    #: Number of consecutive failed health checks after which the engine is restarted.
     health_failures: Positive = 3
-    #: A lost engine is restarted at once; after a second failure in a row after this wait, which doubles with each,
-    #: up to 30 times as long.
+    #: Wait in seconds before the second consecutive restart of a lost engine; the first is immediate. The wait doubles
+    #: with each further failure, up to 30 times this value.
     restart_wait_s: Seconds = 1.0
-    #: So many failures (crashes before anything was finished, failed starts) within 600 s are a crash loop: the
-    #: worker hands its jobs back, leases none, reports why, and retries after the longest of these waits.
+    #: Number of failures (failed starts, and crashes before any request finished) within 600 s that make a crash loop.
+    #: The worker then hands its jobs back, leases none, reports the reason, and retries after the longest of these
+    #: waits.
     crash_loop_failures: Annotated[int, Field(ge=2)] = 5
-    #: Longest wait for one answer.
+    #: Time limit for one request in seconds.
     request_timeout_s: Seconds = 3600.0
-    #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` sets it, else scaled; for a server
-    #: at a URL as a test request shows. A server that returns another kind than set here is refused.
+    #: Whether logprobs are computed after temperature (scaled) or before it (original). None: as ``env`` sets it,
+    #: otherwise scaled; for a server at a URL, as a test request shows. A server that returns another kind is refused.
     logprob_kind: Literal["scaled", "original"] | None = None
 
     @property

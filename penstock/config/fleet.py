@@ -26,9 +26,9 @@ EngineUrl = Annotated[str, AfterValidator(_checked_url)]
 class MemberConfig(Section):
     """One engine behind a router."""
 
-    #: Its address, http://HOST:PORT.
+    #: Address of the engine, http://HOST:PORT.
     url: EngineUrl
-    #: Complete generation, or one half of a pair of prefill and decode.
+    #: Whether the engine generates alone (regular), or is one half of a prefill and decode pair.
     worker_type: Literal["regular", "prefill", "decode"] = "regular"
     #: Port from which decode engines fetch KV; prefill only.
     bootstrap_port: Port | None = None
@@ -43,21 +43,21 @@ class MemberConfig(Section):
 
 
 class RouterOptions(Section):
-    """How a router spreads requests over engines."""
+    """Settings of a router, which distributes requests over engines."""
 
-    #: How sglang-router chooses an engine for a request.
+    #: Policy by which sglang-router chooses an engine for a request.
     policy: Literal["cache_aware", "round_robin", "random", "power_of_two", "manual"] = "cache_aware"
-    #: More arguments of sglang-router, names without dashes; true stands for a bare flag.
+    #: Further arguments of sglang-router, without leading dashes; true means a flag without a value.
     args: dict[str, Any] = Field(default_factory=dict)
 
 
 class RouterConfig(RouterOptions):
-    """A router of the worker's own, and the engines behind it when it starts."""
+    """The worker's own router, and its initial engines."""
 
     engines: Annotated[list[MemberConfig], Field(min_length=1)]
-    #: Address it listens at.
+    #: Address on which the router listens.
     host: str = "127.0.0.1"
-    #: Port it listens at; 0 takes a free one.
+    #: Port on which the router listens; 0: a free port.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
 
     @model_validator(mode="after")
@@ -74,29 +74,29 @@ class RouterConfig(RouterOptions):
 
 
 class GroupConfig(Section):
-    """Engines of one kind of one model."""
+    """A group of engines of one kind, for one model."""
 
-    #: Its name in the fleet; None: worker_type and its place.
+    #: Name of the group in the fleet; None: worker_type and the group's position.
     name: Annotated[str, is_a_name("group")] | None = None
-    #: placeholder occupies GPUs (of a trainer, say) and starts nothing.
+    #: Kind of the engines; placeholder reserves GPUs, for example for a trainer, and starts no engine.
     worker_type: WorkerType = "regular"
-    #: GPUs of the group. An engine takes num_gpus_per_engine of them; 0: engines without GPUs, num_engines of them.
+    #: Number of GPUs of the group; each engine uses num_gpus_per_engine of them. 0: num_engines engines without GPUs.
     num_gpus: Annotated[int, Field(ge=0)] = 0
-    #: GPUs of one engine; None: 1, or 0 where the group has none.
+    #: Number of GPUs of one engine; None: 1, or 0 if the group has no GPUs.
     num_gpus_per_engine: Annotated[int, Field(ge=0)] | None = None
-    #: Engines of a group without GPUs.
+    #: Number of engines of a group without GPUs.
     num_engines: Positive | None = None
     #: Exactly these GPU ids of ``host``; None: the next free ones.
     gpus: list[Annotated[int, Field(ge=0)]] | None = None
-    #: Machine of ``fleet.nodes`` that the group is on; None: wherever there is room.
+    #: Machine of ``fleet.nodes`` for the group; None: any machine with room.
     host: str | None = None
-    #: Servers that run already: nothing is started, no GPU reserved.
+    #: Addresses of running servers, for which no process is started and no GPU reserved.
     urls: list[EngineUrl] = Field(default_factory=list)
-    #: Arguments of sglang.launch_server; they win over engine.args.
+    #: Arguments of sglang.launch_server, which override engine.args.
     overrides: dict[str, Any] = Field(default_factory=dict)
-    #: Environment variables; they win over engine.env, and are masked as those are.
+    #: Environment variables, which override engine.env and are masked in the same way.
     env: dict[str, str] = Field(default_factory=dict)
-    #: worker.slots of each worker of the group; None: that of the run.
+    #: worker.slots for each worker of the group; None: the run's value.
     slots: Positive | None = None
 
     @field_validator("env")
@@ -161,12 +161,13 @@ class ModelGroups(Section):
 
     #: Name of the model, and of its weights stream.
     name: Annotated[str, is_a_name("model")]
-    #: Its folder, or id at the Hub; None: model.path, for the trained model alone.
+    #: Folder of the model, or its id at the Hub; None: model.path, allowed only for the trained model.
     model_path: str | None = None
-    #: false: frozen (a reference, a reward model), served beside the trained one. None: true for the trained model.
+    #: false: serve a frozen model (a reference, a reward model) beside the trained one. None: true for the trained
+    #: model, otherwise false.
     update_weights: bool | None = None
-    #: One address for all engines. None: for prefill and decode, and for several engines of a frozen model;
-    #: set (``{}`` will do): replicas of the trained model are fed by one worker.
+    #: Router that gives all engines one address. If set (``{}`` suffices), one worker drives all replicas of the
+    #: trained model. None: a router only for prefill and decode, and for several engines of a frozen model.
     router: RouterOptions | None = None
     server_groups: Annotated[list[GroupConfig], Field(min_length=1)]
 
@@ -195,18 +196,19 @@ class NodeConfig(Section):
 
     #: Name or address of the machine.
     host: str
-    #: GPUs of it that the fleet may take.
+    #: Number of its GPUs that the fleet may use.
     num_gpus: Annotated[int, Field(ge=0)] = 0
 
 
 class AutoscaleConfig(Section):
-    """Limits of the number of workers, within which the fleet scales, and its thresholds."""
+    """Limits and thresholds for scaling the number of workers."""
 
-    #: Fewest workers.
+    #: Minimum number of workers.
     min_workers: Positive = 1
-    #: Most workers.
+    #: Maximum number of workers.
     max_workers: Positive
-    #: Unwanted for so long before they are drained; set it to three starts of an engine where that is longer.
+    #: Time in seconds that engines must be surplus before they are drained. If starting an engine takes long, set it to
+    #: at least three times that.
     down_after_s: Seconds = 600.0
 
     @model_validator(mode="after")
@@ -217,17 +219,19 @@ class AutoscaleConfig(Section):
 
 
 class FleetConfig(Section):
-    """Engines of the run by groups, and who starts them: ``penstock fleet up``."""
+    """Groups of engines of the run, which ``penstock fleet up`` or ``penstock run`` starts."""
 
-    #: Starts the processes: this machine alone, or a Ray cluster.
+    #: Whether to start the processes on this machine (local) or on a Ray cluster.
     launcher: Literal["local", "ray"] = "local"
-    #: Machines; empty: this one with the GPUs that it has, or the nodes of the Ray cluster.
+    #: Machines of the fleet; empty: this machine with its GPUs, or the nodes of the Ray cluster.
     nodes: list[NodeConfig] = Field(default_factory=list)
-    #: First and last port that may be used on every node; below the ephemeral ones of most kernels.
+    #: First and last port that the fleet may use on every node; the default is below the ephemeral ports of most
+    #: kernels.
     ports: tuple[Port, Port] = (20000, 29999)
-    #: Empty: worker.count regular engines of ``model`` without GPUs.
+    #: Models that the fleet serves. Empty: worker.count regular engines of ``model`` without GPUs.
     models: list[ModelGroups] = Field(default_factory=list)
-    #: Have the fleet choose how many engines its one regular group of the trained model has; None: as configured.
+    #: Let the fleet choose the number of engines of the only regular group of the trained model; None: the configured
+    #: number.
     autoscale: AutoscaleConfig | None = None
 
     @field_validator("ports")

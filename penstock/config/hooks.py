@@ -55,38 +55,41 @@ HookName = Annotated[str, AfterValidator(_named("hook"))]
 
 
 class HooksConfig(Section):
-    """Functions of the user's at named places of a run, each ``module:function`` (docs/adapters.md)."""
+    """User functions that are called at fixed points of a run, each ``module:function`` (docs/adapters.md)."""
 
-    #: Makes each sample in the worker, with its own requests to the engine; null: none.
+    #: Generates each sample in the worker, with its own requests to the engine; None: no hook.
     generate: HookName | None = None
-    #: Makes all samples of a group together in the worker, instead of ``generate``; null: none.
+    #: Generates all samples of a group together in the worker, instead of ``generate``; None: no hook.
     rollout: HookName | None = None
-    #: Makes each sample of an evaluation, instead of ``generate`` or ``rollout``; null: these make them too.
+    #: Generates each sample of an evaluation, instead of ``generate`` or ``rollout``; None: those two also generate
+    #: evaluations.
     eval: HookName | None = None
-    #: Longest run of one of these, on one sample or group; the job then fails as ``hook_timeout``.
+    #: Time limit in seconds for one of the hooks above, on one sample or group; after it the job fails as
+    #: ``hook_timeout``.
     generate_timeout_s: Seconds = 3600.0
-    #: Called in this order with each generated sample before its reward, in the worker.
+    #: Functions that the worker calls, in this order, with each generated sample before its reward.
     sample: list[HookName] = Field(default_factory=list)
-    #: Longest run of such a function on one sample; the job then fails as ``hook_timeout``. Also that of one call of
-    #: ``all_samples``.
+    #: Time limit in seconds for one function of ``sample`` on one sample; after it the job fails as ``hook_timeout``.
+    #: Also the time limit for one call of ``all_samples``.
     timeout_s: Seconds = 30.0
-    #: In the trainer, on every rank: rewards of a batch become advantages, instead of ``trainer.advantage``;
-    #: null: none.
+    #: In the trainer, on every rank: computes advantages from the rewards of a batch, instead of ``trainer.advantage``;
+    #: None: no hook.
     rewards: HookName | None = None
-    #: In the trainer, on every rank: which samples of a batch bear no loss; null: none.
+    #: In the trainer, on every rank: selects samples of a batch that bear no loss; None: no hook.
     samples: HookName | None = None
-    #: In the trainer, on every rank: called with its samples, with the policy's logprobs, before they are trained, and
-    #: removes loss from tokens or gives each its advantage; null: none.
+    #: In the trainer, on every rank: receives the rank's samples with the policy's logprobs before training, and may
+    #: mask tokens or set the advantage of each; None: no hook.
     postprocess: HookName | None = None
-    #: In a slime-shaped trainer (``penstock.RolloutManager``): converts a batch; null: none.
+    #: In a slime-shaped trainer (``penstock.RolloutManager``): converts a batch; None: no hook.
     convert: HookName | None = None
-    #: In the trainer's rank 0: called after each trained step; null: none.
+    #: In the trainer's rank 0: called after each step; None: no hook.
     rollout_log: HookName | None = None
-    #: In the trainer's rank 0: called after each evaluation; null: none.
+    #: In the trainer's rank 0: called after each evaluation; None: no hook.
     eval_log: HookName | None = None
-    #: In the recorder: called with every sample, whatever its fate; null: none.
+    #: In the recorder: called with every sample, whatever its fate; None: no hook.
     all_samples: HookName | None = None
-    #: Attributes of the ``args`` that functions of slime's signature are given, beside those that follow from the run.
+    #: Attributes of the ``args`` that functions with slime's signature receive, in addition to those that follow from
+    #: the run.
     args: dict[str, Any] = Field(default_factory=dict)
 
     @property

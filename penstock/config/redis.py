@@ -35,23 +35,24 @@ def _port_of(url: str) -> int | None:
 
 
 class RedisConfig(Section):
-    """The control Redis, and the payload servers beside it."""
+    """The control Redis and the payload servers."""
 
-    #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a
-    #: server in the run's folder.
+    #: URL of the control Redis: redis://[:password@]host:port/db, or
+    #: redis+sentinel://[:password@]host:port,host:port/NAME. None: start a server in the run's folder.
     url: RedisUrl | None = None
-    #: Port of our own server; 0 takes a free one. Only without ``url``, or as that names it.
+    #: Port of penstock's own server; 0: a free port. If ``url`` is set, ``port`` must be unset or equal to the port of
+    #: ``url``.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: When the append-only file of our own server is synced: each second, by the process that started it, or before
-    #: each answer.
+    #: When to sync the append-only file of penstock's own server: every second, by the process that started the server,
+    #: or before each reply.
     appendfsync: Literal["everysec", "always"] = "everysec"
-    #: Refuse a control Redis without an append-only file: when it dies, all that it holds is lost.
+    #: Refuse a control Redis without an append-only file, because all data is lost when it dies.
     require_aof: bool = True
-    #: Name -> URL of payload servers, redis://...; empty: payloads live on the control Redis, under the name
+    #: URLs of payload servers by name (redis://...). Empty: payloads are stored on the control Redis, under the name
     #: "control".
     payload_servers: dict[str, RedisUrl] = Field(default_factory=dict)
-    #: A payload server that has not answered the buffer for so many seconds counts as lost, as after `penstock payloads
-    #: lose`: its samples become rows with mask 0. null: never by itself.
+    #: Time in seconds after which a payload server that does not respond to the buffer counts as lost, as after
+    #: ``penstock payloads lose``: its samples become rows with mask 0. None: never.
     payload_patience_s: Annotated[float, Field(gt=0)] | None = None
 
     @model_validator(mode="after")

@@ -17,20 +17,20 @@ def _absolute(path: str) -> str:
 
 
 class JailConfig(Section):
-    """The jail: where programs written by a model run."""
+    """The jail in which programs written by a model run."""
 
-    #: auto: bwrap if it holds on this machine, else filters (docs/rewards.md), each tried before it is used; where
-    #: none holds the start is refused. One of them: that one, or the start is refused.
-    #: none: no jail; answers may do what the worker's user may. sandbox: the service at ``url``.
+    #: auto: bwrap if its test passes on this machine, else filters (docs/rewards.md). bwrap, filters: only that one. If
+    #: no jail passes its test, the start is refused. none: no jail; programs have all permissions of the worker's user.
+    #: sandbox: the service at ``url``.
     kind: Literal["auto", "bwrap", "filters", "none", "sandbox"] = "auto"
-    #: Address of a service with SandboxFusion's API (``POST /run_code``), which isolates programs. Of the limits below
-    #: it gets the memory; output is bounded here.
+    #: Address of a service with SandboxFusion's API (``POST /run_code``), which isolates programs. The service enforces
+    #: the memory limit below; penstock limits the output.
     url: str | None = None
     #: Address space of each process in bytes.
     memory_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
-    #: Most bytes that a program prints.
+    #: Maximum number of bytes that a program may print.
     output_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
-    #: Folders that programs may read, beside the system's libraries and the interpreter: absolute paths.
+    #: Absolute paths of folders that programs may read, in addition to the system's libraries and the interpreter.
     readable: list[Annotated[str, AfterValidator(_absolute)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -44,33 +44,32 @@ class JailConfig(Section):
 
 
 class CodeConfig(Section):
-    """The reward ``code``: an answer's program against the tests in its label."""
+    """Reward ``code``, which runs an answer's program against the tests in its label."""
 
-    #: all: 1 where all tests pass, else 0. share: the share of tests that pass.
+    #: all: 1 if all tests pass, else 0. share: the share of tests that pass.
     score: Literal["all", "share"] = "all"
-    #: Time of one test, the wait for a free core left out.
+    #: Time limit for one test in seconds, excluding the wait for a free core.
     test_s: Seconds = 4.0
-    #: Time of an answer's tests together; those that are left then count as failed.
+    #: Time limit in seconds for all tests of an answer; the remaining tests then count as failed.
     total_s: Seconds = 20.0
-    #: Largest difference of two numbers that still counts as none, relative to the larger or to 1.
+    #: Maximum difference at which two numbers count as equal, relative to the larger one or to 1.
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    #: Interpreter of answers: a path; what is installed there can be imported. null: penstock's own, with Python's
-    #: library alone.
+    #: Path of the interpreter that runs answers; programs can import the packages installed there. None: penstock's own
+    #: interpreter, with only Python's standard library.
     python: str | None = None
 
 
 class PoolConfig(Section):
     """Processes that compute rewards."""
 
-    #: process: in the worker (async functions in its loop, others in a thread, slow ones by name in
-    #: processes of their own).
-    #: rq: by ``penstock verifiers``, on this machine or others, a process for each check; rewards of
-    #: penstock's own that take a moment (exact_match, f1) stay in the worker.
+    #: process: rewards run in the worker (async functions in its event loop, others in a thread, slow built-in ones in
+    #: separate processes). rq: ``penstock verifiers``, on this machine or others, run a process for each check; fast
+    #: built-in rewards (exact_match, f1) stay in the worker.
     kind: Literal["process", "rq"] = "process"
-    #: process: processes of slow rewards by name per worker. rq: checks that one ``penstock verifiers`` makes at once;
-    #: `penstock run` starts one.
+    #: process: number of processes per worker for slow built-in rewards. rq: number of concurrent checks of one
+    #: ``penstock verifiers``; ``penstock run`` starts one.
     workers: Positive = 2
-    #: rq: address space of a check in bytes; None: no limit but that of math_verify.
+    #: rq: limit on the address space of a check in bytes; None: no limit, except for math_verify.
     memory_bytes: Positive | None = None
 
     @model_validator(mode="after")
@@ -81,16 +80,16 @@ class PoolConfig(Section):
 
 
 class RemoteConfig(Section):
-    """A service that scores: reward ``remote_rm``."""
+    """The scoring service of reward ``remote_rm``."""
 
-    #: Address that gets ``{prompt, response, label}`` as JSON (POST); it answers with a number, or a map with ``key``.
-    #: Redirects are refused. null: there is no service.
+    #: Address to which ``{prompt, response, label}`` is posted as JSON; the service returns a number, or a map with
+    #: ``key``. Redirects are refused. None: no service.
     url: str | None = None
-    #: Longest attempt.
+    #: Time limit of an attempt in seconds.
     timeout_s: Seconds = 120.0
-    #: Attempts of a sample.
+    #: Maximum number of attempts for a sample.
     max_attempts: Positive = 10
-    #: Requests of a worker at once.
+    #: Maximum number of concurrent requests of a worker.
     concurrency: Positive = 64
 
     @field_validator("url")
@@ -105,17 +104,17 @@ class RemoteConfig(Section):
 class FrozenModelConfig(Section):
     """A frozen model that workers send requests to."""
 
-    #: Its name.
+    #: Name of the model.
     name: Annotated[str, is_a_name("frozen model")]
-    #: Its server of SGLang, http://HOST:PORT. null: the model of this name in
-    #: ``fleet.models``, for the fleet's workers.
+    #: Address of the model's SGLang server, http://HOST:PORT. None: the model of this name in ``fleet.models``; only
+    #: the fleet's workers can use it.
     url: EngineUrl | None = None
-    #: Longest attempt.
+    #: Time limit of an attempt in seconds.
     timeout_s: Seconds = 60.0
-    #: Attempts of a request; of a judge's within the time that a reward has (``reward.timeout_s``). While a model that
-    #: scores samples is unreachable none counts.
+    #: Maximum number of attempts of a request; a judge's attempts must also fit into ``reward.timeout_s``. For a
+    #: teacher or reference, attempts do not count while the model is unreachable.
     max_attempts: Positive = 5
-    #: Concurrent requests of a worker.
+    #: Maximum number of concurrent requests of a worker.
     concurrency: Positive = 32
 
 
@@ -126,19 +125,19 @@ class JudgeConfig(FrozenModelConfig):
 class ScoringModelConfig(FrozenModelConfig):
     """A frozen model that returns logprobs of the tokens of samples. Its token ids must be the policy's."""
 
-    #: Its folder, with config.json and tokenizer, which are compared with the policy's at the start. null: that of the
-    #: model of this name in ``fleet.models``.
+    #: Folder of the model, whose config.json and tokenizer are compared with the policy's at the start. None: the
+    #: folder of the model of this name in ``fleet.models``.
     path: str | None = None
 
 
 class OverlongConfig(Section):
     """Penalty for long answers: none up to ``max_tokens - buffer_tokens``, then growing with each token."""
 
-    #: Generated tokens from which the penalty is ``factor`` (DAPO's L_max); null: no penalty.
+    #: Number of generated tokens at which the penalty reaches ``factor`` (DAPO's L_max); None: no penalty.
     max_tokens: Positive | None = None
-    #: Generated tokens before that over which the penalty grows from 0 (DAPO's L_cache).
+    #: Number of generated tokens before ``max_tokens`` over which the penalty grows from 0 (DAPO's L_cache).
     buffer_tokens: Positive = 4096
-    #: The largest penalty.
+    #: Maximum penalty.
     factor: Annotated[float, Field(gt=0)] = 1.0
 
     @model_validator(mode="after")
@@ -163,13 +162,13 @@ class OverlongConfig(Section):
 
 
 class RewardConfig(Section):
-    #: One of penstock's own (docs/rewards.md has the table), or ``module:function``: sync or async; returns a number,
-    #: or a dict with ``key``.
+    #: A built-in reward (listed in docs/rewards.md), or ``module:function``, sync or async, which returns a number, or
+    #: a dict with ``key``.
     function: RewardName = "exact_match"
-    #: Instead of ``function``, reward -> weight: the reward is the weighted sum.
+    #: Weights of several rewards by name, instead of ``function``: the reward is the weighted sum.
     parts: dict[RewardName, float] = Field(default_factory=dict)
-    #: The entry ``rm_type`` of a prompt's metadata names one of penstock's own rewards, which takes precedence over a
-    #: ``function`` of penstock's own.
+    #: Let the entry ``rm_type`` of a prompt's metadata select a built-in reward; it takes precedence over a built-in
+    #: ``function``.
     by_metadata: bool = False
     #: Penalty for long answers, in training.
     overlong: OverlongConfig = OverlongConfig()
@@ -177,26 +176,26 @@ class RewardConfig(Section):
     remote: RemoteConfig = RemoteConfig()
     #: Frozen models that rewards and environments with a parameter ``judges`` call by name.
     judges: list[JudgeConfig] = Field(default_factory=list)
-    #: Scores of programs in answers: reward ``code``.
+    #: Settings of reward ``code``, which runs the programs in answers.
     code: CodeConfig = CodeConfig()
-    #: Sandbox of these programs.
+    #: Sandbox for the programs in answers.
     jail: JailConfig = JailConfig()
-    #: A reward of all samples of a group, each with its own reward, once all are generated:
-    #: ``ranks``, ``shortest_right``, or ``module:function``: sync or async; returns a number, or a dict with ``key``,
-    #: for
-    #: each. In training only; null: samples keep their own reward.
+    #: A reward computed over all samples of a group once each has its own reward: ``ranks``, ``shortest_right``, or
+    #: ``module:function``, sync or async, which returns a number, or a dict with ``key``, for each sample. Used only in
+    #: training. None: samples keep their own reward.
     group: GroupRewardName | None = None
-    #: The entry with the number, if a reward returns a dict.
+    #: Entry that contains the number, if a reward returns a dict.
     key: str = "score"
-    #: Longest run of the reward on one sample, and of ``group`` on one group.
+    #: Time limit in seconds for the reward of one sample, and for ``group`` on one group.
     timeout_s: Seconds = 30.0
-    #: Attempts of a reward that raises.
+    #: Maximum number of attempts of a reward that raises.
     max_attempts: Positive = 2
-    #: Admission stops when more than this share of a dataset's jobs failed in the user's code (reward, environment), of
-    #: the last 100 that ended, from 20 on; 1: never.
+    #: Admission stops when user code (reward, environment) caused more than this share of a dataset's last 100 jobs to
+    #: fail, once at least 20 have ended. 1: never.
     max_died_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    #: Rewards given by import path run in one process beside the worker, which a reward cannot harm (docs/rewards.md);
-    #: those that call judges, and ``group``, stay in the worker. Costs CPU time per reward.
+    #: Run rewards given by import path in one process beside the worker, so that they cannot harm the worker
+    #: (docs/rewards.md). ``group``, and rewards that call judges, stay in the worker. This costs CPU time for each
+    #: reward.
     own_process: bool = False
     #: Processes that compute rewards.
     pool: PoolConfig = PoolConfig()

@@ -11,38 +11,39 @@ from penstock.names import MAX_ANSWERS, ROUTED_EXPERTS
 
 
 class RolloutConfig(Section):
-    """How answers are generated."""
+    """Settings for generating answers."""
 
-    #: Answers per prompt (size of a group).
+    #: Answers per prompt, which is the size of a group.
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 8
-    #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training
-    #: (docs/internals/truth.md, T7).
+    #: Sampling parameters, under SGLang's names. top_p < 1, top_k, min_p, penalties and grammars are refused for
+    #: training (docs/internals/truth.md, T7).
     sampling: Sampling = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
     #: Overrides of ``sampling`` for evaluations.
     eval_sampling: Sampling = Field(default_factory=lambda: {"temperature": 0.0})
-    #: Most tokens of prompt and answer together.
+    #: Maximum number of tokens of prompt and answer together.
     max_context_tokens: Positive = 32768
-    #: Most turns of a sample with an environment.
+    #: Maximum number of turns of a sample with an environment.
     max_turns: Positive = 8
-    #: Side arrays (``sample.sides``) that every sample of training must have; one without fails
+    #: Side arrays (``sample.sides``) that every training sample must have; a sample without them fails
     #: (docs/internals/truth.md, T17).
     sides: list[str] = Field(default_factory=list)
-    #: A frozen model whose logprobs of the generated tokens every sample of training has, as side array
+    #: A frozen model that scores the generated tokens of every training sample; the logprobs are the side array
     #: ``teacher_logprobs`` (docs/trainer.md).
     teacher: ScoringModelConfig | None = None
-    #: A reference policy whose logprobs are ``reference_logprobs``: for ``trainer.kl``, instead of the first policy.
+    #: A reference policy for ``trainer.kl``, instead of the first policy; its logprobs are ``reference_logprobs``.
     reference: ScoringModelConfig | None = None
-    #: A group times out so long after its first lease; None: never.
+    #: Time in seconds from a group's first lease until the group times out; None: never.
     group_timeout_s: Seconds | None = None
-    #: A group that timed out: wait for it (and report it), train its committed samples, or drop it.
+    #: Handling of a group that timed out: wait for it (and report the wait), train on its committed samples, or drop
+    #: it.
     on_group_timeout: Literal["wait", "train", "drop"] = "wait"
-    #: Fewest samples of a group that is trained without the rest.
+    #: Minimum number of committed samples for training on a group that timed out.
     min_group: Positive = 2
-    #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
+    #: Time limit in seconds for a reset or a step of an environment; after it the job fails as ``environment_timeout``.
     environment_timeout_s: Seconds = 300.0
-    #: Most tokens of a sample under one lease; then it is handed back with its prefix, without a charge,
-    #: and any worker continues it; not with routed_experts among ``sides``, and not if a hook or an agent
-    #: makes the samples. None: no limit.
+    #: Maximum number of tokens that are generated for a sample under one lease. The sample is then handed back with its
+    #: prefix, without charging an attempt, and any worker continues it. Not allowed with routed_experts among
+    #: ``sides``, or if a hook or an agent makes the samples. None: no limit.
     lease_tokens: Positive | None = None
 
     #: Compared with ``n`` only if it is given.

@@ -29,19 +29,19 @@ from penstock.text import MASK
 
 
 class HistoryConfig(Section):
-    """The rows of the history, in the folder ``history`` of the run; the recorder (`penstock recorder`) writes them."""
+    """The history: rows that the recorder (`penstock recorder`) writes to the run's folder ``history``."""
 
-    #: Whether `penstock run` starts a recorder.
+    #: Whether ``penstock run`` starts a recorder.
     enabled: bool = True
-    #: Answers and tokens are kept of every so manieth group, in the order of admission; 1: of all. The samples of the
-    #: others have a row without them.
+    #: Keep answers and tokens of one in this many groups, in the order of admission; 1: of all groups. Samples of the
+    #: other groups have a row without answer and tokens.
     keep_every: Positive = 1
-    #: Most groups that stay in Redis to be recorded; more are deleted without rows, and counted. At least those
-    #: between two checkpoints, which retire together.
+    #: Maximum number of groups that wait in Redis to be recorded; further groups are deleted without rows, and counted.
+    #: Set it to at least the number of groups between two checkpoints, because these retire together.
     backlog: Positive = 4096
-    #: Groups wait so long for a recorder that is not running; then they are deleted without rows, and counted.
+    #: Time in seconds that groups wait if no recorder is running; then they are deleted without rows, and counted.
     patience_s: Seconds = 60.0
-    #: Most bytes of the files; the oldest go first.
+    #: Maximum number of bytes of the files; the oldest files are deleted first.
     max_bytes: Annotated[int, Field(ge=16 * 2**20)] = 16 * 2**30
 
 
@@ -50,13 +50,13 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 
 
 class ModelConfig(Section):
-    #: Name of the weights stream.
+    #: Name of the model and of its stream of publications.
     name: str = "policy"
-    #: Hugging Face folder of the first policy (config, tokenizer, weights), or its id at the Hub, from whose cache it
-    #: is read.
+    #: Hugging Face folder of the first policy (config, tokenizer, weights), or its id at the Hub; the model is then
+    #: read from the Hub's local cache.
     path: str
-    #: Type of the engines' weights: auto (that of the folder), bfloat16, float16 or float32. The reference trainer
-    #: publishes in this type (auto: float32) and trains float32 weights (``trainer.dtype``).
+    #: Data type of the engines' weights: auto (the type in the folder), bfloat16, float16 or float32. The reference
+    #: trainer publishes weights in this type (auto: float32), but trains float32 weights (``trainer.dtype``).
     dtype: str = "auto"
 
     @field_validator("dtype")
@@ -68,20 +68,21 @@ class ModelConfig(Section):
 
 
 class LogsConfig(Section):
-    #: text: a line per entry, for people; json: an object per line. Engines and routers write their own formats.
+    #: text: a readable line per entry; json: an object per line. Engines and routers use their own formats.
     format: LogFormat = LogFormat.TEXT
-    #: A log in the run's folder that is longer (bytes) is rotated to ``PART.log.1``.
+    #: Size in bytes above which a log in the run's folder is rotated to ``PART.log.1``.
     max_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * 1024**2
 
 
 class DebugConfig(Section):
-    """Run parts of a run separately."""
+    """Record and replay batches, or generate without training."""
 
-    #: Record every batch that a trainer receives: a path with ``{rollout_id}``, and with ``{rank}`` for several ranks.
+    #: Path for a recording of every batch that a trainer receives, with ``{rollout_id}``, and with ``{rank}`` for
+    #: several ranks.
     save_batches: str | None = None
-    #: Train only: `penstock trainer` takes its batches from such a recording; no engines, buffer or Redis.
+    #: Path of a recording from which ``penstock trainer`` reads its batches, without engines, buffer or Redis.
     load_batches: str | None = None
-    #: Rollout only: batches are cut, recorded and committed, nothing is trained; every version has the same weights.
+    #: Cut, record and commit batches without training; every version has the same weights.
     rollout_only: bool = False
 
     @model_validator(mode="after")
@@ -94,18 +95,17 @@ class DebugConfig(Section):
 class Config(Section):
     """The configuration of a run."""
 
-    #: Namespace in Redis and folder under ``directory``.
+    #: Name of the run: its namespace in Redis, and its folder in ``directory``.
     run: Annotated[str, is_a_name("run")]
-    #: Parent of the folders of runs.
+    #: Folder that contains the folders of runs.
     directory: Path = Path("runs")
-    #: A script and its arguments, which ``penstock run`` runs before each start with our own interpreter, in the
-    #: script's folder; the script checks what exists already.
+    #: A script and its arguments. ``penstock run`` runs the script before each start, with penstock's interpreter and
+    #: in the script's folder. The script itself must detect and skip finished work.
     prepare: Annotated[list[str], Field(min_length=1)] | None = None
-    #: Seed of the order of the data and, if the engine samples with seeds, of every sample.
+    #: Seed for the order of the data and, if the engine samples with seeds, for every sample.
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    #: Name or address by which other machines reach this one, for parts that listen on more than its loopback
-    #: (``serving``, ``agents``, ``metrics``); None: their ``host``, or the machine's name if that stands for every
-    #: address.
+    #: Name or address at which other machines reach this one, for parts that do not only listen on loopback
+    #: (``serving``, ``agents``, ``metrics``). None: their ``host``, or the machine's name if ``host`` is a wildcard.
     reached_at: Host | None = None
     redis: RedisConfig = RedisConfig()
     model: ModelConfig

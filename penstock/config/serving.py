@@ -86,12 +86,12 @@ class TlsConfig(Section):
     #: Name of the section, for errors.
     section: ClassVar[str]
 
-    #: Certificate (PEM, with its chain) and key of the server; null: plain HTTP. Clients need it too, to know that they
-    #: are to use TLS.
+    #: File with the server's certificate (PEM, with its chain); None: plain HTTP. Set it for clients too, so that they
+    #: use TLS.
     tls_cert: Path | None = None
-    #: See ``tls_cert``.
+    #: File with the key of ``tls_cert``.
     tls_key: Path | None = None
-    #: Certificates (PEM) by which clients verify the server's; null: those of the machine.
+    #: File with certificates (PEM) by which clients verify the server's certificate; None: the machine's certificates.
     tls_ca: Path | None = None
 
     @model_validator(mode="after")
@@ -115,20 +115,20 @@ class ServingConfig(TlsConfig):
 
     section = "serving"
 
-    #: Serve and fetch; false: workers must see the folder of published versions.
+    #: Serve versions over HTTP and let workers fetch them; false: workers must see the folder of published versions.
     enabled: bool = False
-    #: Token that clients need: printable characters without blanks, in PENSTOCK_SERVING__TOKEN rather than in a
-    #: file; it is masked wherever it is shown. None: a random one, created once for the run in the file
-    #: ``weights.token`` of its folder, readable by its user alone.
+    #: Token that clients need: printable characters without blanks. Set it in PENSTOCK_SERVING__TOKEN rather than in a
+    #: file; it is masked in all output. None: a random token, created once for the run in the file ``weights.token`` of
+    #: its folder, which only the run's user can read.
     token: str | None = None
-    #: Address that the trainer listens on; 0.0.0.0 or :: for every one of its machine.
+    #: Address on which the trainer listens; 0.0.0.0 or :: means all addresses of its machine.
     host: Host = "127.0.0.1"
-    #: Its port: 0 takes a free one.
+    #: Port on which the trainer listens; 0: a free port.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder.
+    #: Folder for fetched versions, shared by the workers of a machine. None: ``fetched`` in the run's folder.
     folder: Path | None = None
-    #: Most bytes of fetched versions on a machine: the oldest is deleted first, but none that a worker uses. A version
-    #: without room beside these is refused.
+    #: Maximum number of bytes of fetched versions on a machine. The oldest version that no worker uses is deleted
+    #: first. If a version does not fit beside the versions in use, it is refused.
     max_bytes: Positive = 1024**4
 
     @field_validator("token")
@@ -153,20 +153,20 @@ class ServingConfig(TlsConfig):
 
 
 class MetricsConfig(Section):
-    """Prometheus metrics of every part, each at an address of its own (docs/metrics.md)."""
+    """Prometheus metrics of every part, each at its own address (docs/metrics.md)."""
 
-    #: Address that parts listen on; 0.0.0.0 or :: for every one of their machine. Metrics have no password.
+    #: Address on which parts listen; 0.0.0.0 or :: means all addresses of their machine. Metrics have no password.
     host: Host = "127.0.0.1"
-    #: Port of each part: 0 takes a free one, which `penstock metrics discovery` reports to Prometheus; a number is for
-    #: a part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
+    #: Port of each part. 0: a free port, which ``penstock metrics discovery`` reports to Prometheus. Set another number
+    #: only for a part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
 
 
 class NotifyConfig(Section):
     """A web address that is notified when a run of ``penstock run`` ends: finished, failed or stopped."""
 
-    #: http:// or https:// address that gets a POST of JSON (docs/operations.md); it is masked wherever it is shown.
-    #: None: no notification.
+    #: http:// or https:// address that receives a POST of JSON (docs/operations.md); it is masked in all output. None:
+    #: no notification.
     url: str | None = None
 
     @model_validator(mode="after")

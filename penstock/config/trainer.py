@@ -47,31 +47,31 @@ class DistillConfig(Section):
 
     #: The advantage of a token is -weight * (log π - log teacher).
     weight: Annotated[float, Field(gt=0)] = 1.0
-    #: Add it to the advantages of the rewards; false: use it alone, and only measure rewards.
+    #: Add this advantage to those of the rewards; false: use it alone, and only measure rewards.
     with_rewards: bool = False
 
 
 class ProcessConfig(Section):
-    """Process supervision: rewards of steps, side array ``step_rewards``, are advantages (docs/rewards.md)."""
+    """Process supervision: advantages from step rewards, the side array ``step_rewards`` (docs/rewards.md)."""
 
-    #: The advantage of a token is weight times the sum of the normalised rewards of the steps that end with it or
-    #: later.
+    #: The advantage of a token is weight times the sum of the normalised rewards of all steps that end at or after the
+    #: token.
     weight: Annotated[float, Field(gt=0)] = 1.0
-    #: Add it to the advantages of the rewards of answers; false: use it alone, and only measure those.
+    #: Add this advantage to those of the answers' rewards; false: use it alone, and only measure those rewards.
     with_rewards: bool = False
 
 
 class KLConfig(Section):
     """A penalty on the distance to a reference policy: ``rollout.reference``, or else the policy in ``model.path``, of
-    which the trainer then holds a second copy (docs/trainer.md)."""
+    which the trainer then keeps a copy (docs/trainer.md)."""
 
     #: Factor of the estimate.
     weight: Annotated[float, Field(gt=0)]
     #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/losses.py). k1 in the loss has a
     #: gradient with mean 0.
     estimator: KLEstimator = "k3"
-    #: loss: added to the loss of each token, of π_θ. reward: the sum over all generated tokens of a sample, of
-    #: the policy that generated them, is subtracted from its reward before advantages are computed.
+    #: loss: add the estimate for π_θ to the loss of each token. reward: subtract the sum of the estimates over all
+    #: generated tokens, for the policy that generated them, from the sample's reward before advantages are computed.
     place: Literal["loss", "reward"] = "loss"
 
 
@@ -80,112 +80,113 @@ class TrainerConfig(Section):
 
     #: Name of the subscription.
     name: Annotated[str, is_a_name("trainer")] = "actor"
-    #: How the subscription takes groups, where that is not set by ``staleness`` and ``batch_groups``.
+    #: Settings of the subscription that ``staleness`` and ``batch_groups`` do not determine.
     subscription: SubscriptionConfig = SubscriptionConfig()
-    #: Groups per batch.
+    #: Number of groups per batch.
     batch_groups: Positive = 32
-    #: Batches per publication.
+    #: Number of batches per publication.
     batches_per_version: Positive = 1
-    #: Groups admitted beyond the gate, so that a batch is full although filters drop some.
+    #: Number of groups admitted beyond the gate, so that batches are full even if filters drop some groups.
     over_sampling_groups: Annotated[int, Field(ge=0)] = 0
-    #: Groups that must be complete before the first batch is cut.
+    #: Number of groups that must be complete before the first batch is cut.
     min_groups_before_first_batch: Annotated[int, Field(ge=0)] = 0
-    #: Which groups it trains on.
+    #: Selection of the groups to train on.
     filter: FilterConfig = FilterConfig()
-    #: Batches of the run, each trained in minibatches x epochs optimizer steps.
+    #: Number of batches of the run; each is trained in minibatches x epochs optimizer steps.
     steps: Positive = 100
-    #: Optimizer steps per pass over a batch: it is divided by whole groups, evenly.
+    #: Number of optimizer steps per pass over a batch, which is divided evenly into parts of complete groups.
     minibatches: Positive = 1
-    #: Passes over a batch.
+    #: Number of passes over a batch.
     epochs: Positive = 1
     #: Learning rate (AdamW), constant after the warm-up.
     lr: Annotated[float, Field(ge=0)] = 1e-4
-    #: Optimizer steps over which the learning rate rises to ``lr``.
+    #: Number of optimizer steps over which the learning rate rises to ``lr``.
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    #: Gradients are scaled down to this norm.
+    #: Maximum norm of the gradients; larger ones are scaled down.
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS). null: of
-    #: reinforce alone, which takes no ratio.
+    #: Clips of the ratio, 1 - clip_low to 1 + clip_high. The defaults depend on ``loss`` (LOSS_DEFAULTS). None is
+    #: allowed only for reinforce, which uses no ratio.
     clip_low: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     #: See ``clip_low``.
     clip_high: Annotated[float, Field(ge=0)] | None = 0.2
-    #: A losing token (advantage below 0) that has become this many times as likely is not pushed further (dual
-    #: clip, arXiv 1912.09729); of ppo and gspo, whose clips leave that open. null: no such bound.
+    #: Dual clip (arXiv 1912.09729), for ppo and gspo: a token with a negative advantage gets no further gradient once
+    #: it has become this many times more likely. None: no dual clip.
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    #: How rewards become advantages (consumers/batch/advantages.py).
+    #: Method that computes advantages from rewards (consumers/batch/advantages.py).
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
-    #: Learn from ``rollout.teacher``; null: from rewards alone.
+    #: Distillation from ``rollout.teacher``; None: learn only from rewards.
     distill: DistillConfig | None = None
-    #: Learn from rewards of steps; null: from those of whole answers alone.
+    #: Process supervision by step rewards; None: learn only from rewards of complete answers.
     process: ProcessConfig | None = None
-    #: Stay near a reference policy; null: no penalty.
+    #: Penalty on the distance to a reference policy; None: no penalty.
     kl: KLConfig | None = None
-    #: Loss per token (consumers/grpo/losses.py); it brings its own clips, aggregation and correction where they are not
-    #: given.
+    #: Loss per token (consumers/grpo/losses.py). It determines the defaults of clips, aggregation and correction.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    #: One correction, never two (docs/internals/truth.md, T9). The default is truncated for reinforce, bypass for
-    #: cispo, decoupled for the others: with bypass a clip holds a token near the policy that generated it, for as many
-    #: steps as the token is old, which halves the learning from samples four versions old (docs/trainer.md).
+    #: Correction for stale data; exactly one applies (docs/internals/truth.md, T9). The default is truncated for
+    #: reinforce, bypass for cispo and decoupled for the others. With bypass the clip keeps the policy close to the
+    #: policy that generated the token, which halves the learning from samples four versions old (docs/trainer.md).
     correction: Literal["bypass", "decoupled", "truncated"] = "decoupled"
-    #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
+    #: Maximum weight (C) of decoupled and truncated; None: 2. bypass has no weight.
     weight_cap: Annotated[float, Field(gt=0)] | None = None
-    #: Equal weight of tokens within: the batch (token), their sample (sample), or a constant answer (constant).
-    #: The default is that of ``loss``.
+    #: Units of equal weight: tokens of the batch (token), samples (sample), or answers of constant length (constant).
+    #: The default depends on ``loss``.
     aggregation: Literal["token", "sample", "constant"] = "token"
-    #: Tokens of the constant answer, the longest there can be; only with aggregation constant.
+    #: Length in tokens of the constant answer, which should be the maximum length; only with aggregation constant.
     constant_tokens: Positive | None = None
-    #: Tokens staler than this bear no loss, whatever the bound of the cut is; None: the cut alone decides.
+    #: Maximum staleness of tokens that bear loss, in addition to the bound of the cut; None: only the bound of the cut
+    #: applies.
     max_token_staleness: Annotated[int, Field(ge=0)] | None = None
-    #: Tokens per micro-batch; None: the whole rank's share at once.
+    #: Maximum number of tokens per micro-batch; None: the rank's complete share is one micro-batch.
     max_tokens: Positive | None = None
-    #: Ranks of the trainer, each with 1/N of weights, gradients and optimizer state (FSDP2; gloo on CPU, nccl on GPUs):
-    #: processes that `penstock trainer` starts, or that torchrun did.
+    #: Number of ranks of the trainer. Each has 1/N of weights, gradients and optimizer state (FSDP2; gloo on CPU, nccl
+    #: on GPUs). ``penstock trainer`` or torchrun starts the processes.
     dp_size: Positive = 1
-    #: Longest wait of one rank for another: before a step, for payloads that a replica broadcasts, and before the parts
-    #: of published weights are gathered.
+    #: Time limit in seconds for the wait of one rank for another: before a step, for payloads that a replica
+    #: broadcasts, and before the shards of published weights are gathered.
     rank_timeout_s: Seconds = 600.0
-    #: A checkpoint every so many steps, and at the end.
+    #: Number of steps between checkpoints; another checkpoint is written at the end.
     checkpoint_every: Positive = 5
-    #: Trackers that its figures are logged to (docs/loop.md); each needs the extra of its name.
+    #: Trackers that receive the trainer's figures (docs/loop.md); each needs the extra of its name.
     report_to: list[TrackerName] = Field(default_factory=list)
-    #: Weight folders kept.
+    #: Number of weight folders to keep.
     keep_versions: Annotated[int, Field(ge=2)] = 3
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
-    #: How new weights reach engines that are ready: one of penstock's own (docs/workers.md has the table), or yours,
-    #: module:Class. An engine that misses a transfer loads the folder.
+    #: Method by which new weights reach engines that are ready: a built-in transport (listed in docs/workers.md), or
+    #: your own, module:Class. An engine that misses a transfer loads the folder.
     transport: TransportName = "disk"
-    #: False: a version is announced and sent from a copy in memory, and its folder is written afterwards, so that
-    #: publish() does not wait for the disk; takes memory for two copies. True: its folder is written before it is
-    #: announced. null: false, but true with transport delta, which refuses false. The first
-    #: publication of a trainer is always folder first.
+    #: false: announce and send a version from a copy in memory, and write its folder afterwards, so that publish() does
+    #: not wait for the disk; this needs memory for two copies. true: write the folder before the announcement. None:
+    #: false, but true with transport delta, which refuses false. For the first publication of a trainer the folder is
+    #: always written first.
     folder_first: bool | None = None
-    #: With transport delta: store of complete versions and changes for workers, of this run alone: a folder that
-    #: trainer and workers share, or an URL that fsspec knows (s3://BUCKET/RUN, with the package s3fs). null: ``deltas``
-    #: in ``weights_dir``.
+    #: With transport delta: store of complete versions and deltas. Use it for this run only. It is a folder that
+    #: trainer and workers share, or a URL that fsspec supports (s3://BUCKET/RUN, with the package s3fs). None:
+    #: ``deltas`` in ``weights_dir``.
     delta_store: str | None = None
-    #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
+    #: Time limit in seconds for workers to become ready for a transfer, and for the transfer itself; after it workers
+    #: load that version from disk.
     transfer_timeout_s: Seconds = 30.0
-    #: `penstock run`: engines run on the trainer's GPUs (on rank 0's with cuda_ipc); leave room for both by
-    #: engine.args.mem-fraction-static. None: with transport cuda_ipc.
+    #: For ``penstock run``: run engines on the trainer's GPUs (with cuda_ipc, on rank 0's). Set
+    #: engine.args.mem-fraction-static so that both fit. None: true with transport cuda_ipc, otherwise false.
     colocate: bool | None = None
-    #: nccl and gloo: address of this machine at which engines meet the trainer; its port is a free one.
+    #: nccl and gloo: address of this machine at which engines connect to the trainer, on a free port.
     transfer_address: Host = "127.0.0.1"
-    #: Most bytes gathered for one file, and sent at once.
+    #: Maximum number of bytes that are gathered for one file, and sent at once.
     bucket_bytes: Positive = 1024**3
-    #: Most bytes a second that the trainer sends of weights over HTTP (section ``serving``), to all workers together;
-    #: None: as fast as its network is.
+    #: Maximum number of bytes per second of weights that the trainer sends over HTTP (section ``serving``), to all
+    #: workers together; None: no limit.
     serve_bytes_per_s: Positive | None = None
-    #: cpu, cuda or cuda:N, on which the reference trainer computes.
+    #: Device of the reference trainer: cpu, cuda or cuda:N.
     device: str = "cpu"
-    #: Type that the forward and backward pass compute in: auto (bfloat16 on a GPU, float32 on a CPU), bfloat16 or
-    #: float32. Weights, gradients and optimizer are float32 either way. float32 matrix products use TF32 on a GPU,
-    #: unless this is float32.
+    #: Data type of the forward and backward pass: auto (bfloat16 on a GPU, float32 on a CPU), bfloat16 or float32.
+    #: Weights, gradients and optimizer state are always float32. On a GPU, float32 matrix products use TF32 unless this
+    #: is float32.
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    #: torch threads; 0 leaves torch's choice.
+    #: Number of torch threads; 0: torch's default.
     num_threads: Annotated[int, Field(ge=0)] = 1
-    #: Stop when held-out accuracy has reached this, if the version generated at least 0.95 of the evaluated tokens
-    #: itself (see ``data.eval_pinned``); None: train all steps.
+    #: Stop when held-out accuracy reaches this value, provided that the evaluated version itself generated at least
+    #: 0.95 of the tokens (see ``data.eval_pinned``); None: train all steps.
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @property

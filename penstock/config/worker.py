@@ -11,39 +11,41 @@ from penstock.config.section import Positive, Seconds, Section
 class WorkerConfig(Section):
     #: Worker processes that ``penstock run`` starts.
     count: Positive = 1
-    #: Samples generated at once per worker.
+    #: Maximum number of samples that a worker generates concurrently.
     slots: Positive = 64
-    #: How new weights are applied (docs/workers.md): in_place (running answers continue under them), abort
-    #: (they stop and are resumed under them) or drain (they end first); one_step always drains.
+    #: How new weights are applied (docs/workers.md): in_place (running answers continue with the new weights), abort
+    #: (they stop, and resume with the new weights) or drain (they finish first). one_step always drains.
     apply: Literal["in_place", "abort", "drain"] = "in_place"
-    #: A lease not renewed for so long is taken over.
+    #: Time in seconds after which a lease that was not renewed runs out, and another worker takes the job.
     lease_s: Seconds = 15.0
-    #: Leases are renewed, and presence is written, so often.
+    #: Interval in seconds at which a worker renews its leases and writes its presence.
     heartbeat_s: Seconds = 2.0
-    #: A worker whose event loop made no step for so long stops renewing its leases: others take its jobs.
+    #: Time in seconds after which a worker with a blocked event loop stops renewing its leases, so that other workers
+    #: take its jobs.
     stuck_s: Seconds = 120.0
-    #: Longest wait for running samples after SIGTERM; then partial ones are handed back. A worker that has not ended
-    #: 20 s later is killed.
+    #: Time in seconds that running samples have after SIGTERM; then unfinished ones are handed back. A worker that has
+    #: not exited 20 s later is killed.
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
-    #: Attempts of a job that fails, before it becomes a dead letter.
+    #: Number of failed attempts after which a job becomes a dead letter.
     max_attempts: Positive = 3
-    #: Wait before the first retry; doubles, up to 60 s.
+    #: Wait in seconds before the first retry of a job; it doubles with each retry, up to 60 s.
     retry_s: Seconds = 1.0
-    #: A sample's prefix is kept in Redis after so many new tokens, which limits the loss of a kill; None: only
-    #: when the worker hands it back or its engine crashes. Not with routed_experts among ``rollout.sides``, and not if
-    #: a hook makes the samples.
+    #: Number of new tokens after which a sample's prefix is stored in Redis, which limits the tokens lost by a crash.
+    #: None: store it only when the worker hands the job back or its engine crashes. Not allowed with routed_experts
+    #: among ``rollout.sides``, or if a hook makes the samples.
     checkpoint_tokens: Positive | None = None
-    #: Rewards and environments, ``module:name``, that jobs may name beside those of ``reward`` and ``data``. A worker
-    #: imports nothing else: jobs come from Redis, and its writers must not choose the code that runs here.
+    #: Rewards and environments (``module:name``) that jobs may name, in addition to those of ``reward`` and ``data``. A
+    #: worker imports no other code: jobs come from Redis, and writers to Redis must not choose the code that runs here.
     rewards: list[RewardName] = Field(default_factory=list)
-    #: Environments (module:class) that jobs may name beside those of ``data``; no other is imported.
+    #: Environments (module:class) that jobs may name, in addition to those of ``data``; no other environment is
+    #: imported.
     environments: list[EnvironmentName] = Field(default_factory=list)
 
-    #: With trainer.transport delta: folder on a disk of this machine for copies of versions, which its workers may
-    #: share. null: runs/NAME/copies/HOST.
+    #: With trainer.transport delta: folder for copies of versions, on a disk of this machine; the machine's workers may
+    #: share it. None: runs/NAME/copies/HOST.
     copies_dir: str | None = None
-    #: Most bytes of all copies in it, including HTTP downloads for them; engines need room for three versions: the
-    #: loaded one, the next, and one on the way there.
+    #: Maximum number of bytes of all copies in ``copies_dir``, including HTTP downloads for them. Engines need room for
+    #: three versions: the loaded one, the next one, and an intermediate one.
     copies_bytes: Positive = 256 * 1024**3
 
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})

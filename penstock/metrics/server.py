@@ -75,9 +75,11 @@ def write_targets(path: Path, groups: list[Group]) -> bool:
 #: Interval of warnings about a collector that fails.
 SAY_S = 60.0
 
-INFO = gauge("part_info", "1; its labels say which part of which run this is.", "run", "part", "name", "version")
-STARTED = gauge("part_start_time_seconds", "When it began to serve metrics, in seconds since 1970.")
-FAILED = counter("part_failed_scrapes", "Scrapes that lack figures, for a server did not answer; the log says why.")
+INFO = gauge("part_info", "1; the labels identify the part and its run.", "run", "part", "name", "version")
+STARTED = gauge("part_start_time_seconds", "Time at which the part began to serve metrics, in seconds since 1970.")
+FAILED = counter(
+    "part_failed_scrapes", "Scrapes with missing series because a server did not respond; the log has the reason."
+)
 SERIES = (INFO, STARTED, FAILED)
 
 

@@ -19,11 +19,11 @@ from tests.reference import write
 
 _HEAD = """# Configuration
 
-One YAML file holds a run. What it says is overridden by the environment (`PENSTOCK_TRAINER__LR=1e-5`), and that by
-arguments (`--trainer.lr=1e-5`). Unknown keys are refused, with a guess at what was meant. `config.yaml` in the run's
-folder holds what came of it.
+One YAML file defines a run. Environment variables (`PENSTOCK_TRAINER__LR=1e-5`) override the file, and arguments
+(`--trainer.lr=1e-5`) override both. Unknown keys are refused, with a suggestion. `config.yaml` in the run's folder
+contains the resulting configuration.
 
-This page is made from the models under `penstock/config/` by `make reference`.
+`make reference` generates this page from the models in `penstock/config/`.
 """
 #: Types of JSON Schema, and its limits, in words.
 _TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "object": "map"}
@@ -49,13 +49,13 @@ def page() -> str:
         if why:
             parts.append(f"\n{why}\n")
         if section in shown:
-            parts.append(f"\nIts keys are those of `{shown[section]}`.\n")
+            parts.append(f"\nThe keys are those of `{shown[section]}`.\n")
             continue
         shown[section] = path
         if path and (says := _says(section)):
             parts.append(f"\n{says}\n")
         if keys := list(_keys(section)):
-            parts.append("\n| key | is | default | what it does |\n|---|---|---|---|\n")
+            parts.append("\n| key | type | default | description |\n|---|---|---|---|\n")
             parts += [f"| `{key.name}` | {key.type} | {key.default} | {key.says} |\n" for key in keys]
     return "".join(parts)
 

@@ -22,10 +22,10 @@ from tests.reference import write
 #: Heading of each section -> its series.
 PARTS: dict[str, Sequence[Series]] = {
     "Every part": server_metrics.SERIES,
-    "The queue, by the buffer that leads": buffer_metrics.SERIES,
+    "The queue, by the leading buffer": buffer_metrics.SERIES,
     "Producer": producer_metrics.SERIES,
     "Worker": worker_metrics.SERIES,
-    "Trainer, by its rank 0": trainer_metrics.SERIES,
+    "Trainer, by rank 0": trainer_metrics.SERIES,
     "Scorer": scorer_metrics.SERIES,
     "Pool of verifiers": pool_metrics.SERIES,
     "Gateway": gateway_metrics.SERIES,
@@ -36,10 +36,9 @@ PARTS: dict[str, Sequence[Series]] = {
 
 _HEAD = """# Metrics
 
-With `metrics.port: 0` every part serves Prometheus metrics at a free port: producer, buffer, workers, trainer (rank 0,
-also of a custom trainer), scorers, verifier pools, gateways, fleets, recorder and `penstock run`. Each publishes its
-address in Redis, and `penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come
-and go:
+With `metrics.port: 0` every part serves Prometheus metrics on a free port: producer, buffer, workers, trainer (rank 0,
+also of a custom trainer), scorers, verifier pools, gateways, fleets, recorder and `penstock run`. Each part publishes
+its address in Redis. `penstock run` updates `runs/NAME/targets.json`, so that Prometheus finds parts that start later:
 
 ```yaml
 scrape_configs:
@@ -49,36 +48,35 @@ scrape_configs:
       - files: [/path/to/runs/*/targets.json]
 ```
 
-Parts that were started separately are listed by `penstock metrics discovery --run NAME --out FILE.json --every 5`.
-Targets have the labels `run`, `part` and `name`. Parts listen on loopback unless `metrics.host` is set, without a
-password; on several machines set `metrics.host: 0.0.0.0` behind a firewall, and `reached_at` if Prometheus
-reaches the machine by another name. With a fixed `metrics.port` only one part can run on a machine, and a fleet serves
-no metrics: the port is its worker's.
+For parts that you start separately, `penstock metrics discovery --run NAME --out FILE.json --every 5` writes such a
+file. Targets have the labels `run`, `part` and `name`. Parts listen on loopback unless `metrics.host` is set, without a
+password. On several machines, set `metrics.host: 0.0.0.0` behind a firewall, and `reached_at` if Prometheus reaches the
+machine by another name. With a fixed `metrics.port` only one part can run on a machine, and a fleet serves no metrics,
+because its worker uses the port.
 
-A worker reports use and memory of its GPUs if it starts the engine itself and nvidia-ml-py is installed (`pip install
-'penstock[gpu]'`); a series without a value is absent, never 0.
+A worker reports the use and memory of its GPUs if it starts the engine itself and nvidia-ml-py is installed (`pip
+install 'penstock[gpu]'`). A series without a value is absent, never 0.
 
-Values are read when they are scraped, from counters that are kept anyway; those of the queue come from the leading
-buffer, in a few round trips on a separate connection. Counters of a process start at 0 with the process; those of the
-queue are kept in Redis and start with the run. A batch that is redelivered after a restart counts again in the
-trainer's counters, but once in the queue's.
+Parts read values at each scrape, from existing counters. The leading buffer reads those of the queue in a few round
+trips on a separate connection. Counters of a process start at 0 with the process; those of the queue are stored in
+Redis and start with the run. A batch that is redelivered after a restart counts again in the trainer's counters, but
+only once in the queue's.
 
-`console/monitoring/` has a dashboard for Grafana (`dashboard.json`, for import) and alert rules for Prometheus
-(`alerts.yml`, for `rule_files`): no progress, dead letters, a lost worker, staleness at its bound, a starved trainer,
-a disk or a Redis that is nearly full, and an append-only file that is not synced. SGLang's own series (`sglang:...`)
-are at the engines' `/metrics` with `engine.args.enable-metrics`.
+`console/monitoring/` has a Grafana dashboard (`dashboard.json`, for import) and Prometheus alert rules (`alerts.yml`,
+for `rule_files`). The alerts cover no progress, dead letters, a lost worker, staleness at its bound, a starved trainer,
+a disk or a Redis that is nearly full, and an append-only file that is not synced. With `engine.args.enable-metrics` the
+engines serve SGLang's own series (`sglang:...`) at `/metrics`.
 
 ## Names
 
-Series begin with `penstock_`, except where slime has a name for the same value: then slime's name is used, with `/`,
-`-` and `.` as `_`, `@` as `_at_`, and the variable part as a label. So `rollout/response_len/mean` is
-`rollout_response_len_mean`, and `eval/aime-truncated_ratio` is `eval_truncated_ratio{dataset="aime"}`. These are
-gauges of the last batch, or of the last evaluation. Counters end in `_total`, histograms have `_bucket`, `_sum` and
-`_count`.
+Series begin with `penstock_`, unless slime has a name for the same value. Then slime's name is used: `/`, `-` and `.`
+become `_`, `@` becomes `_at_`, and the variable part becomes a label. So `rollout/response_len/mean` is
+`rollout_response_len_mean`, and `eval/aime-truncated_ratio` is `eval_truncated_ratio{dataset="aime"}`. These series are
+gauges of the last batch or evaluation. Counters end in `_total`; histograms have `_bucket`, `_sum` and `_count`.
 """
 
 _TAIL = """
-This page is made from the code by `make reference`.
+`make reference` generates this page from the code.
 """
 
 
@@ -86,7 +84,7 @@ def page() -> str:
     """Return the complete page."""
     parts = [_HEAD]
     for head, series in PARTS.items():
-        parts.append(f"\n## {head}\n\n| series | kind | labels | what it is |\n|---|---|---|---|\n")
+        parts.append(f"\n## {head}\n\n| series | kind | labels | description |\n|---|---|---|---|\n")
         parts += [f"| `{one.shown_as}` | {one.kind} | {_labels(one)} | {_says(one)} |\n" for one in series]
     return "".join((*parts, _TAIL))
 

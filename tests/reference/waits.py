@@ -12,19 +12,20 @@ from tests.reference import write
 
 _HEAD = """# Waits
 
-A part that waits for longer than half a second reports the cause. `penstock why` follows causes from part to part and
-prints each as a sentence. `penstock status`, `penstock top` and the page show them too, and
-`penstock_queue_wait_seconds` has them as label `cause`. With `--json` each has its `name` and `fields`, which stay
-while sentences may change. A cause of another version of penstock is shown by its name with its fields.
+A part that waits for longer than half a second reports the cause. `penstock why` traces causes from part to part and
+prints each as a sentence. `penstock status`, `penstock top` and the web page show causes too, and
+`penstock_queue_wait_seconds` has them as label `cause`. With `--json` each cause has a `name` and `fields`, which stay
+the same when sentences are reworded. A cause from another version of penstock is shown by name and fields.
 
-The clock of a wait belongs to its name and its **subject**: other values of these fields restart it, the others do not.
-`penstock/records/causes.py` and `worker_causes.py` have the sentences; this page is made from them by `make reference`.
+The duration of a wait is measured by cause and **subject** (fields in bold). If the value of a subject field changes,
+the clock restarts. `make reference` generates this page from `penstock/records/causes.py` and `worker_causes.py`,
+which define the sentences.
 """
 
 _KINDS = {
-    EDGE: "Another part has to act first: `penstock why` continues with what that part waits for.",
-    END: "A person has to act: the end of the sentence says how.",
-    WORK: "Something runs, or passes by itself.",
+    EDGE: "Another part must act first; `penstock why` continues with the wait of that part.",
+    END: "A person must act; the end of the sentence explains how.",
+    WORK: "Work is in progress, or the wait ends by itself.",
 }
 
 

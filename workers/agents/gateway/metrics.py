@@ -12,7 +12,7 @@ from penstock.metrics.series import counter, gauge
 REQUESTS = counter("gateway_requests", "Answered requests, by path and status.", "path", "status")
 TURN_SECONDS = counter("gateway_turn_seconds", "Time of answered turns, summed over turns.")
 OPEN_TURNS = gauge("gateway_open_turns", "Turns that clients wait for.")
-REPEATS = counter("gateway_repeated_requests", "Requests sent to a worker again, because the first one was lost.")
+REPEATS = counter("gateway_repeated_requests", "Requests sent to a worker again because the first request was lost.")
 CONNECTIONS = gauge("gateway_connections", "Open connections of clients.")
 REFUSED = counter("gateway_refused_connections", "Connections that were closed to make room for others.")
 

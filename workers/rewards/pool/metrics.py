@@ -9,10 +9,10 @@ from prometheus_client.registry import Collector
 from penstock.metrics.series import counter, gauge
 
 VERIFIERS = gauge("verifiers_processes", "Verifiers of this pool, by state.", "state")
-CHECKS = counter("verifiers_checks", "Finished checks of its verifiers, killed ones included.")
+CHECKS = counter("verifiers_checks", "Finished checks of the pool's verifiers, including killed ones.")
 KILLED = counter("verifiers_killed_checks", "Checks that took too long, or whose process died.")
-STARTS = counter("verifiers_starts", "Starts of verifiers, the first ones included.")
-QUEUED = gauge("verifiers_queued_checks", "Checks that wait for a verifier, of any pool of the run.")
+STARTS = counter("verifiers_starts", "Starts of verifiers, including the first ones.")
+QUEUED = gauge("verifiers_queued_checks", "Checks that wait for a verifier, in any pool of the run.")
 
 SERIES = (VERIFIERS, CHECKS, KILLED, STARTS, QUEUED)
 
