@@ -3,8 +3,6 @@
 The queue is read for each scrape, over a separate connection: the loop that cuts batches never waits for a scrape.
 """
 
-import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -15,7 +13,6 @@ from prometheus_client.registry import Collector
 
 from penstock.config import Config
 from penstock.metrics.series import Series, counter, gauge
-from penstock.names import LANES
 from penstock.protocol.gate import read_gates, read_rooms
 from penstock.protocol.presence import FRESH_S, WorkerPresence
 from penstock.protocol.snapshot import snapshot
@@ -188,23 +185,12 @@ def queue(client: Client, keys: Keys) -> Iterator[Metric]:
 def _jobs(client: Client, keys: Keys, state: Mapping[str, Any]) -> Iterator[Metric]:
     lanes = state["lanes"].items()
     yield JOBS.each([((lane, what), counts[what]) for lane, counts in lanes for what in ("queued", "leased")])
-    yield OLDEST.each(_ages(client, keys))
+    yield OLDEST.each({lane: age_s or 0.0 for lane, age_s in state["oldest_s"].items()})
     yield PAUSED.each([(lane, 1.0) for lane in state["paused"]])
     for series, name in ((DELAYED, "delayed"), (DEAD, "dead"), (KEPT, "kept"), (INFLIGHT, "inflight")):
         yield series.of(state[name])
     yield READY.each(state["ready_lanes"])
     yield UNRECORDED.of(client.zcard(keys.unrecorded))
-
-
-def _ages(client: Client, keys: Keys) -> dict[str, float]:
-    """Return the seconds since the next job of each lane was queued, from the id of its entry."""
-    pipe = client.pipeline(transaction=False)
-    for lane in LANES:
-        pipe.zrange(keys.queued(lane), 0, 0)
-    now_ms = time.time() * 1000
-    firsts = [re.match(rb"\d{1,15}-", ids[0]) if ids else None for ids in pipe.execute()]
-    queued_ms = [int(first[0][:-1]) if first else now_ms for first in firsts]
-    return {lane: max(0.0, now_ms - at) / 1000 for lane, at in zip(LANES, queued_ms, strict=True)}
 
 
 def _sums(counters: Mapping[str, int]) -> Iterator[Metric]:

@@ -28,28 +28,24 @@ ALL = "weights,cuda_graph,kv_cache"
 MOMENT_S = 1.0
 
 
-@command(engines_app)
-def offload(
-    target: LiveTarget,
-    change: Change,
-    tags: TagsOption = ALL,
-    model: ModelOption = "policy",
-    timeout: TimeoutOption = 120.0,
-) -> None:
-    """Release GPU memory of every engine, and wait until all have. Restarted workers do so too."""
-    _change(target, change, tags, model, timeout, restores=False)
+def _add_change(verb: str, about: str, *, restores: bool) -> None:
+    @command(engines_app, verb, help=about)
+    def change_memory(
+        target: LiveTarget,
+        change: Change,
+        tags: TagsOption = ALL,
+        model: ModelOption = "policy",
+        timeout: TimeoutOption = 120.0,
+    ) -> None:
+        _change(target, change, tags, model, timeout, restores=restores)
 
 
-@command(engines_app)
-def onload(
-    target: LiveTarget,
-    change: Change,
-    tags: TagsOption = ALL,
-    model: ModelOption = "policy",
-    timeout: TimeoutOption = 120.0,
-) -> None:
-    """Restore GPU memory of engines; weights are loaded again before they resume."""
-    _change(target, change, tags, model, timeout, restores=True)
+_add_change(
+    "offload",
+    "Release GPU memory of every engine, and wait until all have. Restarted workers do so too.",
+    restores=False,
+)
+_add_change("onload", "Restore GPU memory of engines; weights are loaded again before they resume.", restores=True)
 
 
 def _change(target: Target, change: Change, tags: str, model: str, timeout_s: float, *, restores: bool) -> None:

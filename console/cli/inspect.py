@@ -55,7 +55,7 @@ def status(
 
 
 def _show_status(target: Target, state: Mapping[str, Any]) -> None:
-    from penstock.console.read.lanes import goodput_line, list_lanes, ready_line
+    from penstock.console.read.lanes import goodput_line, lane_rows, ready_line
     from penstock.console.read.parts import head_line, trainer_rows, worker_row
 
     say(f"run {state['run']}: {head_line(state)}")
@@ -65,7 +65,7 @@ def _show_status(target: Target, state: Mapping[str, Any]) -> None:
         passed_line(counters), skipped_line(counters), rollback_line(counters), goodput_line(state),
         state["sync_trouble"], *ledger_lines(state["subs"]),
     )  # fmt: skip
-    show_table(LANES, list_lanes(target.client, target.keys, state))
+    show_table(LANES, lane_rows(state))
     show_table(WORKERS, [worker_row(one) for one in state["workers"]])
     show_table(SUBS, SUBS.rows(target.client, target.keys))
     show_table(TRAINERS, trainer_rows(state))

@@ -29,42 +29,43 @@ _NUMBERS = (
 At = Callable[[int], None]
 
 
-def _unseen(_done: int) -> None:
-    """Ignore the progress."""
-
-
 _ARRAYS = {"tokens": "int32", "logprobs": "float32", "versions": "int32", "generated": "uint8", "loss_mask": "uint8"}
 
 
-def write_jsonl(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
+def write_jsonl(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At) -> int:
     """Write one JSON map per line; return the number of rows. Blocks; raises OSError."""
-    with _whole(path) as unfinished, unfinished.open("wb") as file:
+    with named_when_complete(path) as unfinished, unfinished.open("wb") as file:
         count = 0
         for row in _rows(samples, filters, arrays, at):
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
+            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     return count
 
 
-def write_parquet(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
+def write_parquet(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At) -> int:
     """Write one file; return the number of rows. Maps with varying keys are JSON text. Blocks; raises OSError."""
-    with _whole(path) as unfinished, contextlib.closing(_Parquet(unfinished, arrays)) as file:
-        return file.write(_rows(samples, filters, arrays, at))
+    with named_when_complete(path) as unfinished, contextlib.closing(_Parquet(unfinished, arrays)) as file:
+        count = 0
+        for row in _rows(samples, filters, arrays, at):
+            count += 1
+            file.add(row)
+    return count
 
 
-def write_datasets(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
+def write_datasets(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At) -> int:
     """Write a folder with ``data/LANE.parquet`` per lane, and a card that names the splits. Blocks; raises OSError."""
-    with _whole(path) as folder, contextlib.ExitStack() as stack:
+    with named_when_complete(path) as folder, contextlib.ExitStack() as stack:
         (folder / "data").mkdir(parents=True)
         files: dict[str, _Parquet] = {}
         count = 0
         for row in _rows(samples, filters, arrays, at):
+            count += 1
             lane = row["lane"] if row["lane"].isalnum() else "other"
             if lane not in files:
                 files[lane] = stack.enter_context(
                     contextlib.closing(_Parquet(folder / "data" / f"{lane}.parquet", arrays))
                 )
-            count += files[lane].write([row])
+            files[lane].add(row)
         (folder / "README.md").write_text(_card(sorted(files)), encoding="utf-8")
     return count
 
@@ -101,16 +102,10 @@ class _Parquet:
         self._file = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
         self._held: list[dict[str, Any]] = []
 
-    def write(self, rows: Iterable[dict[str, Any]]) -> int:
-        count, left = 0, iter(rows)
-        while some := list(islice(left, CHUNK)):
-            self._held += [
-                row | {name: orjson.dumps(row[name]).decode() for name in ("reward_info", "uses")} for row in some
-            ]
-            count += len(some)
-            if len(self._held) >= CHUNK:
-                self._flush()
-        return count
+    def add(self, row: dict[str, Any]) -> None:
+        self._held.append(row | {name: orjson.dumps(row[name]).decode() for name in ("reward_info", "uses")})
+        if len(self._held) >= CHUNK:
+            self._flush()
 
     def _flush(self) -> None:
         if self._held:
@@ -123,7 +118,7 @@ class _Parquet:
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
+def named_when_complete(path: Path) -> Iterator[Path]:
     """Yield a temporary path that is renamed to ``path`` on success, and removed on failure."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,24 +18,23 @@ from penstock.redis.commands import Client, Entry
 _PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")
 
 
-def list_lanes(client: Client, keys: Keys, state: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return a row per lane, of a snapshot or of now. Blocks for a few round trips.
+def list_lanes(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Return a row per lane. Blocks for a few round trips.
 
     ``ready``: groups that a batch may still take; ``oldest_s``: how long its next job has been queued, or None.
     """
-    state = state or snapshot(client, keys)
-    pipe = client.pipeline(transaction=False)
-    for lane in LANES:
-        pipe.zrange(keys.queued(lane), 0, 0)
-    heads = dict(zip(LANES, pipe.execute(), strict=True))
-    seconds, micros = client.time()
+    return lane_rows(snapshot(client, keys))
+
+
+def lane_rows(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of ``list_lanes`` from a snapshot."""
     return [
         {
             "lane": lane,
             **counts,
             "ready": state["ready_lanes"][lane],
             "paused": lane in state["paused"],
-            "oldest_s": _age(heads, lane, seconds + micros / 1e6),
+            "oldest_s": state["oldest_s"][lane],
         }
         for lane, counts in state["lanes"].items()
     ]
@@ -50,12 +49,6 @@ def ready_line(state: Mapping[str, Any]) -> str:
     words = "".join(f", of lane {lane} {count}" for lane, count in others.items())
     kept = f", kept {state['kept']}" if "kept" in state else ""
     return f"groups ready {state['ready']}{words}{kept}"
-
-
-def _age(heads: Mapping[Lane, list[bytes]], lane: str, now_s: float) -> float | None:
-    """Return the age of a lane's first entry, whose id begins with the server's time in milliseconds."""
-    found = _PLACE.fullmatch(heads[Lane(lane)][0]) if heads[Lane(lane)] else None
-    return max(0.0, now_s - int(found[1]) / 1000) if found else None
 
 
 def upcoming(

@@ -20,8 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from penstock.console.read.stages import stages_of
-from penstock.console.read.timeline import known_tries
+from penstock.console.read.stages import known_tries, stages_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.history.row import WHOLE_JOB, SampleRow
 from penstock.text import redact

@@ -9,11 +9,11 @@ from typing import Any
 from penstock.config.reading.yaml_file import read_yaml
 from penstock.config.trainer import TrainerConfig
 from penstock.consumers.grpo.rows import Row, read_rows
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ProtocolError
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, key_of
 from penstock.names import is_name
-from penstock.records.job import Try
+from penstock.records.job import Try, tries_of
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.saved_config import CONFIG_FILE
@@ -118,6 +118,14 @@ def stages_of(row: SampleRow, tries: Sequence[Try]) -> list[Stage]:
         tries: attempts of its job.
     """
     return sorted(_known(row, tries), key=lambda one: (one.begin_s, -one.end_s))
+
+
+def known_tries(row: SampleRow) -> list[Try]:
+    """Return the attempts of a sample's job; [] if their record is unreadable."""
+    try:
+        return tries_of(row.tries, row.job, ready_s=row.ready_s)
+    except ProtocolError:
+        return []
 
 
 def own_try(row: SampleRow, tries: Sequence[Try]) -> Try | None:

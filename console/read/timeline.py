@@ -5,7 +5,6 @@ process per part, a thread per line with complete events (``X``), and asynchrono
 events. Times are whole microseconds since 1970.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from penstock.console.read.stages import MEANING, Sources, Stage, stages_of
-from penstock.errors import ProtocolError
+from penstock.console.read.export import named_when_complete
+from penstock.console.read.stages import MEANING, Sources, Stage, known_tries, stages_of
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, WHOLE_JOB, SampleRow
-from penstock.records.job import Try, tries_of
+from penstock.records.job import Try
 
 #: Most samples of a span, the latest ones; rows read per page.
 MOST_SAMPLES, PAGE = 50_000, 256
@@ -183,14 +182,6 @@ def _queued(row: SampleRow, tries: Sequence[Try]) -> Iterator[Wait]:
         from_s = next((one.ended_s for one in tries if one.number == number), 0.0)
 
 
-def known_tries(row: SampleRow) -> list[Try]:
-    """Return the attempts of a sample's job; [] if their record is unreadable."""
-    try:
-        return tries_of(row.tries, row.job, ready_s=row.ready_s)
-    except ProtocolError:
-        return []
-
-
 def _of_trainer(sources: Sources, from_s: float, to_s: float) -> Iterator[Line]:
     steps: list[Slice] = []
     published: list[Slice] = []
@@ -222,18 +213,13 @@ def write_perfetto(path: Path, lines: Sequence[Line], waits: Sequence[Wait], abo
     Args:
         about: metadata of the trace, such as the name of the run.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     count = 0
-    try:
-        with unfinished.open("xb") as file:
-            file.write(b'{"displayTimeUnit":"ms","otherData":' + orjson.dumps(about) + b',"traceEvents":[\n')
-            for event in events_of(lines, waits):
-                file.write((b",\n" if count else b"") + orjson.dumps(event))
-                count += 1
-            file.write(b"\n]}\n")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with named_when_complete(path) as unfinished, unfinished.open("wb") as file:
+        file.write(b'{"displayTimeUnit":"ms","otherData":' + orjson.dumps(about) + b',"traceEvents":[\n')
+        for event in events_of(lines, waits):
+            file.write((b",\n" if count else b"") + orjson.dumps(event))
+            count += 1
+        file.write(b"\n]}\n")
     return count
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.console.read.samples import LiveJob, read_live_job
-from penstock.console.read.stages import Asked, Sources, Step, own_try, stages_of
+from penstock.console.read.stages import Asked, Sources, Step, known_tries, own_try, stages_of
 from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
@@ -310,17 +310,9 @@ def _job(job: str, rows: list[SampleRow]) -> dict[str, Any]:
         "oldest": min(row.oldest for row in rows),
         "newest": max(row.newest for row in rows),
         "workers": ", ".join(sorted({row.worker for row in rows if row.worker})),
-        "tries": max(_num_tries(row) for row in rows),
+        "tries": max((one.number for row in rows for one in known_tries(row)), default=1),
         "admitted_s": admitted,
         "ready_s": ready,
         "took_s": ready - admitted if 0 < admitted <= ready else None,
         "fate": rows[0].fate or f"({rows[0].reason})",
     }
-
-
-def _num_tries(row: SampleRow) -> int:
-    try:
-        tries = tries_of(row.tries, row.job)
-    except ProtocolError:
-        return 1
-    return tries[-1].number if tries else 1

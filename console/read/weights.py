@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.console.resources import WEIGHTS
@@ -34,21 +33,6 @@ def list_published(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 CHUNK = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Holders:
-    """Workers that have or load a version, and pins."""
-
-    workers: Mapping[str, int]
-    loading: Mapping[str, list[int]]
-    pins: Mapping[str, int]
-
-    def of(self, version: int) -> dict[str, list[str]]:
-        has = sorted(name for name, held in self.workers.items() if held == version)
-        loads = sorted(name for name, held in self.loading.items() if version in held and name not in has)
-        pinned = sorted(name for name, held in self.pins.items() if held == version)
-        return {"workers": has, "loading": loads, "pinned_by": pinned}
-
-
 def list_weights(client: Client, keys: Keys) -> list[dict[str, Any]]:
     """Return the publications that Redis remembers, newest first. Blocks for a few round trips, and for the disk.
 
@@ -62,13 +46,19 @@ def list_weights(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 
 def _of_model(client: Client, keys: Keys, model: str, workers: list[WorkerPresence]) -> Iterator[dict[str, Any]]:
-    there = {one.name for one in workers}
+    has = {one.name: one.version for one in workers}
     loading = dict(readable(client.hgetall(keys.loading(model)), _loading))
-    holders = _Holders(
-        {one.name: one.version for one in workers},
-        {name: versions for name, versions in loading.items() if name in there},
-        dict(readable(client.hgetall(keys.pins(model)), lambda name, raw: (name_shown(name), count_of(raw, "A pin")))),
+    pins = dict(
+        readable(client.hgetall(keys.pins(model)), lambda name, raw: (name_shown(name), count_of(raw, "A pin")))
     )
+
+    def holders(version: int) -> dict[str, list[str]]:
+        return {
+            "workers": sorted(name for name, held in has.items() if held == version),
+            "loading": sorted(name for name in has if version in loading.get(name, ()) and has[name] != version),
+            "pinned_by": sorted(name for name, held in pins.items() if held == version),
+        }
+
     aside = client.hgetall(keys.aside(model))
     whole = dict(readable(client.hgetall(keys.whole(model)), lambda name, raw: _whole(name, raw, model)))
     newest = True
@@ -87,7 +77,7 @@ def _entries(client: Client, keys: Keys, model: str) -> Iterator[Entry]:
 def _row(
     entry: Entry,
     model: str,
-    holders: _Holders,
+    holders: Callable[[int], dict[str, list[str]]],
     aside: Mapping[bytes, bytes],
     whole: Mapping[int, Whole],
     newest: bool,
@@ -106,7 +96,7 @@ def _row(
     row |= {"path": told.path or None, "folder": missing if size is None else "here"}
     row |= {"num_bytes": size or told.num_bytes or None, "write_s": told.write_s or None}
     row |= {"age_s": max(0.0, time.time() - told.published_s)}
-    return row | holders.of(told.version) | {"state": _state(aside.get(entry[0]), newest)}
+    return row | holders(told.version) | {"state": _state(aside.get(entry[0]), newest)}
 
 
 def _state(aside: bytes | None, newest: bool) -> str:

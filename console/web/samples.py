@@ -1,12 +1,13 @@
 """Samples of a run from its history and its Redis: page by page, one of them, and evaluations."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends
 
 from penstock.console.read.evals import answers_to, list_categories, list_evals, prompts_over_versions
 from penstock.console.read.samples import listed, newest_batch, open_live, open_samples, shown, token_rows, turn_rows
@@ -43,25 +44,24 @@ class Samples:
     def __init__(self, runs: Runs, looks: Looks) -> None:
         self._runs, self._looks = runs, looks
 
-    def samples(self, run: str, request: Request, sort: str = "", limit: int = 50, after: str = "") -> dict[str, Any]:
+    def samples(
+        self, run: str, filters: Annotated[Filters, Depends()], sort: str = "", limit: int = 50, after: str = ""
+    ) -> dict[str, Any]:
         """Return the selected samples, greatest first. Blocks for the disk and for Redis.
 
         Args:
-            request: its other parameters are fields of ``Filters``.
             sort: a ``Sort``; ``-SORT``: smallest first.
             after: ``next`` of the page before; '' for the first.
 
         Raises:
             ConfigError: an invalid filter, order or ``after``.
         """
-        given = request.query_params.items()
-        asked = {name: text for name, text in given if name not in ("sort", "limit", "after")}
-        with self._settled(run, asked) as samples:
-            filters = filters_of({name: text for name, text in asked.items() if (name, text) != ("fate", OPEN)})
-            order, limit = _order(sort), max(1, min(limit, MAX_LIMIT))
-            found = samples.rows(filters, order, limit, after, ascending=sort.startswith("-"))
+        is_open, order = filters.fate == OPEN, _order(sort)
+        with self._settled(run, is_open=is_open) as samples:
+            filters = replace(filters, fate="") if is_open else filters
+            found = samples.rows(filters, order, max(1, min(limit, MAX_LIMIT)), after, ascending=sort.startswith("-"))
             rows = [_cut(listed(row)) for row in found.rows]
-            there = samples.is_there or bool(rows) or asked.get("fate") == OPEN
+            there = samples.is_there or bool(rows) or is_open
             return {"rows": rows, "next": found.next or None, "there": there, "problems": samples.problems}
 
     def newest(self, run: str) -> dict[str, Any]:
@@ -142,10 +142,10 @@ class Samples:
         return self._runs.folder(run).path
 
     @contextmanager
-    def _settled(self, run: str, asked: Mapping[str, str]) -> Iterator[HistoryReader]:
+    def _settled(self, run: str, *, is_open: bool) -> Iterator[HistoryReader]:
         """Open the history if there is one, as samples in Redis have no text; else, or if requested, Redis."""
         with closing(open_samples(self._folder(run))) as samples:
-            if samples.is_there and asked.get("fate") != OPEN:
+            if samples.is_there and not is_open:
                 yield samples
                 return
         with closing(open_live(self._folder(run), self._live(run))) as samples:
@@ -162,25 +162,6 @@ class Samples:
         except PenstockError:
             return None
         return target.client, target.keys
-
-
-def filters_of(asked: Mapping[str, str]) -> Filters:
-    """Parse filters. Raises ConfigError for an unknown field, or an invalid value."""
-    types = get_type_hints(Filters)
-    values: dict[str, Any] = {}
-    for name, text in asked.items():
-        if name not in types:
-            raise ConfigError(f"Samples are not looked for by {in_short(name)}, but by {', '.join(types)}.")
-        if text:
-            values[name] = text if types[name] is str else _number(name, text, whole=types[name] == int | None)
-    return Filters(**values)
-
-
-def _number(name: str, text: str, *, whole: bool) -> float:
-    try:
-        return int(text) if whole else float(text)
-    except ValueError:
-        raise ConfigError(f"{name} {in_short(text)} is no {'whole ' if whole else ''}number.") from None
 
 
 def _ends(rows: Iterable[SampleRow]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """State of a run in one instant, for status, live view, page and metrics: a few round trips, read-only."""
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -58,7 +59,8 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
 
     ``trainer`` is the subscription that publishes the weights, or else one that trains, with its ``mode``, ``bound``
     and ``step`` (batches that it has committed) are of it. ``ready_lanes`` counts the groups of each lane that a batch
-    may still take, ``ready`` those of lane train; ``kept`` are all complete groups that are not retired.
+    may still take, ``ready`` those of lane train; ``kept`` are all complete groups that are not retired. ``oldest_s``
+    has for how long the next job of each lane has been queued; None if none is.
 
     Invalid entries are logged and left out, or read as 0 if a count is needed, so that views keep working.
     Blocks for a few round trips; raises redis' errors.
@@ -78,6 +80,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "versions": versions,
         "step": main.get("cursor", 0),
         "lanes": _lanes(client, keys, found["lengths"]),
+        "oldest_s": _ages(found["heads"], found["time"]),
         **_ready(client, keys),
         "kept": found["ready"],
         **{name: found[name] for name in ("delayed", "dead", "inflight", "checks")},
@@ -109,10 +112,16 @@ def main_trainer(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(client: Client, keys: Keys) -> dict[str, Any]:
-    """Return Redis' answers by property of ``Keys``, and ``lengths`` of the lanes. Blocks for a round trip."""
+    """Return Redis' answers by property of ``Keys``, its ``time``, and ``lengths`` and ``heads`` of the lanes.
+
+    Blocks for a round trip.
+    """
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
         pipe.xlen(keys.jobs(lane))
+    for lane in LANES:
+        pipe.zrange(keys.queued(lane), 0, 0)
+    pipe.time()
     for name in _SETS:
         pipe.zcard(getattr(keys, name))
     for name in _HASHES:
@@ -122,8 +131,9 @@ def _read(client: Client, keys: Keys) -> dict[str, Any]:
     pipe.llen(f"rq:queue:{keys.checks}")
     pipe.xrange(keys.jobs(Lane.SUSPECT), count=SUSPECTS)
     answers = pipe.execute()
-    names = (*_SETS, *_HASHES, "dead", "paused", "checks", "suspects")
-    return {"lengths": answers[: len(LANES)], **dict(zip(names, answers[len(LANES) :], strict=True))}
+    names, lanes = ("time", *_SETS, *_HASHES, "dead", "paused", "checks", "suspects"), len(LANES)
+    rest = dict(zip(names, answers[2 * lanes :], strict=True))
+    return {"lengths": answers[:lanes], "heads": answers[lanes : 2 * lanes], **rest}
 
 
 def _ready(client: Client, keys: Keys) -> dict[str, Any]:
@@ -156,6 +166,14 @@ def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str
         leased = _num_pending(client, keys.jobs(lane)) if length else 0
         lanes[lane.value] = {"queued": length - leased, "leased": leased}
     return lanes
+
+
+def _ages(heads: list[list[bytes]], now: tuple[int, int]) -> dict[str, float | None]:
+    """Return the age of the first entry of each lane, whose id begins with the server's time in milliseconds."""
+    begun = [re.match(rb"\d{1,20}(?=-)", head[0]) if head else None for head in heads]
+    now_s = now[0] + now[1] / 1e6
+    ages = (max(0.0, now_s - int(found[0]) / 1000) if found else None for found in begun)
+    return {lane.value: age for lane, age in zip(LANES, ages, strict=True)}
 
 
 def _num_pending(client: Client, stream: str) -> int:

@@ -39,7 +39,7 @@ def written(folder: Path, rows: list[SampleRow], from_s: float = 1000.0, to_s: f
     found = json.loads(path.read_bytes())
     assert found["otherData"] == {"run": "r"}
     assert len(found["traceEvents"]) == count
-    assert list(folder.glob("*.part")) == []
+    assert list(folder.glob(".*")) == []
     return found["traceEvents"]  # type: ignore[no-any-return]
 
 
