@@ -75,7 +75,7 @@ def parts_of(text: str) -> tuple[str, str, str]:
     """Split a condition into field, relation and value. Raises ConfigError."""
     found = _CONDITION.fullmatch(text)
     if found is None:
-        raise ConfigError(f"--where {text!r} says nothing of a field: write FIELD=VALUE, FIELD!=VALUE or FIELD~PART.")
+        raise ConfigError(f"invalid --where {text!r}: give FIELD=VALUE, FIELD!=VALUE or FIELD~PART.")
     return found[1], found[2], found[3]
 
 

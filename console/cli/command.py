@@ -72,7 +72,7 @@ _TARGET: Options = {
 }
 _CHANGE: Options = {
     "yes": _option(bool, False, "--yes", "-y", about="Do not ask."),
-    "dry_run": _option(bool, False, "--dry-run", about="Say what would be done, and change nothing."),
+    "dry_run": _option(bool, False, "--dry-run", about="Show what would be done, without changing anything."),
     **_JSON,
 }
 _CHOICE: Options = {
@@ -135,7 +135,7 @@ def agree(what: str, *, yes: bool, must_say: bool = False) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         if must_say:
-            raise ConfigError(f"This would {what} and needs a confirmation: give --yes, or --dry-run to look.")
+            raise ConfigError(f"This would {what}: pass --yes to confirm, or --dry-run to preview.")
         return
     if not typer.confirm(printable(f"{what[0].upper()}{what[1:]}?"), err=True):
         say("nothing was changed", err=True)

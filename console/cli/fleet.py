@@ -114,7 +114,7 @@ def engines(
         members = [member for member in members if member.url != url.rstrip("/")]
     for url in add or []:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--add {url} is not the address of a server; write http://HOST:PORT.")
+            raise ConfigError(f"invalid --add {url}: give the address of a server, http://HOST:PORT.")
         others = [member for member in members if member.url != url.rstrip("/")]
         members = [*others, member_of({"url": url}, f"--add {url}")]
     wanted = {"engines": mine.engines, "wanted": [member.model_dump() for member in members]}

@@ -87,7 +87,7 @@ def _narrowed(filters: "Filters", text: str) -> "Filters":
     name, relation, value = parts_of(text)
     if (name, relation) not in _ASKED:
         fields = ", ".join(f"{one}{how}" for one, how in _ASKED)
-        raise ConfigError(f"--where {text!r}: samples are looked for by {fields}.")
+        raise ConfigError(f"invalid --where {text!r}: samples can be filtered by {fields}.")
     if name == "reward":
         return _by_reward(filters, text, relation, value)
     field = _ASKED[name, relation]

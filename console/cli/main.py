@@ -146,7 +146,8 @@ def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
     answer: Answer,
     without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="PART", help="Leave out a part, as of `penstock run`.")
+        list[str] | None,
+        typer.Option("--without", metavar="PART", help="Skip a part, as `penstock run --without` does."),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", min=0, metavar="N", help="As if this machine had N GPUs.")

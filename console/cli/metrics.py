@@ -31,7 +31,7 @@ def discovery(
     target: Target,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write it there; else it is shown.", callback=_checked),
+        typer.Option("--out", metavar="FILE", help="Write the list to FILE instead of printing it.", callback=_checked),
     ] = None,
     every: Annotated[
         float | None,

@@ -46,7 +46,7 @@ _SHOWN = {
     "data": ("DATASET/LINE, as `penstock trace` has it.", "Nothing was counted of prompt {}"),
 }
 JobsArgument = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Select all jobs.")]
 
 
 def show_list(resource: Resource, rows: Sequence[Row], choice: Choice) -> None:
@@ -184,7 +184,7 @@ def _tell_done(job: str | None, done: Sequence[str], how: str, change: Change) -
 def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] | None) -> list[str]:
     """Return ids of the selected dead-lettered jobs. Raises ConfigError if the selection is unclear."""
     if (job is not None) + every + bool(where) != 1:
-        raise ConfigError("Name one job, or give --where FIELD=VALUE, or --all.")
+        raise ConfigError("Select jobs: give the id of one, --where FIELD=VALUE, or --all.")
     if job is not None:
         if target.client.hget(target.keys.group(job), "st") != b"dead":
             raise _not_dead(job)
@@ -250,7 +250,7 @@ def subs_set(
     for given in fields:
         field, equals, value = given.partition("=")
         if not equals or not field:
-            raise ConfigError(f"{given!r} sets nothing: write FIELD=VALUE, such as size=64.")
+            raise ConfigError(f"invalid field {given!r}: give FIELD=VALUE, such as size=64.")
         changes[field] = value
     definition = set_subscription(target.client, target.keys, name, changes)
     fields_now = ", ".join(f"{field} {value}" for field, value in sorted(definition.items()))

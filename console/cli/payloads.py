@@ -17,7 +17,9 @@ NameArgument = Annotated[str, typer.Argument(help="Its name.")]
 
 def add(
     name: Annotated[str, typer.Argument(help="Its name; samples record it.")],
-    url: Annotated[str, typer.Argument(help="redis://[:PASSWORD@]HOST:PORT/DB, as all reach it.")],
+    url: Annotated[
+        str, typer.Argument(help="Address (redis://[:PASSWORD@]HOST:PORT/DB) that all workers and trainers can reach.")
+    ],
     target: LiveTarget,
     answer: Answer,
 ) -> None:

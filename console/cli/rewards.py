@@ -47,7 +47,9 @@ def reward_try(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run", help="Answers that this run has kept; default: CONFIG's.", autocompletion=completion.runs
+            "--run",
+            help="Use the recorded answers of this run; default: the run in CONFIG.",
+            autocompletion=completion.runs,
         ),
     ] = None,
     redis: UrlOption = None,
@@ -98,7 +100,7 @@ def _read(path: str | None, overrides: list[str], run: str | None, directory: Pa
     if overrides:
         raise ConfigError(f"{overrides[0]} changes a configuration: name its file, or a run.")
     if needed:
-        raise ConfigError("Say which reward is tried: CONFIG, a file, or --function NAME.")
+        raise ConfigError("No reward is named: give CONFIG, or --function NAME.")
     return None
 
 

@@ -35,7 +35,7 @@ def samples_ls(
     worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows shown.")] = SHOWN,
     after: Annotated[str, typer.Option("--after", metavar="PLACE", help="Continue after the end of a list.")] = "",
-    count: Annotated[bool, typer.Option("--count", help="Say how many there are, and show none.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print the number of samples only.")] = False,
 ) -> None:
     """List samples with prompt, answer, reward, version and fate; latest first."""
     from penstock.console.read.samples import listed
@@ -132,7 +132,7 @@ def eval_show(
 
     name, slash, line = prompt.rpartition("/")
     if not slash or not (line.isascii() and line.isdecimal() and len(line) < 19):
-        raise ConfigError(f"{prompt!r} names no prompt: write DATASET/LINE, as in heldout/3.")
+        raise ConfigError(f"invalid prompt {prompt!r}: give DATASET/LINE, such as heldout/3.")
     rows = answers_to(found.samples, name, int(line))
     if not rows:
         found.tell_problems()

@@ -152,7 +152,7 @@ def _time(option: str, text: str) -> float:
         with contextlib.suppress(ValueError, OverflowError):
             if 0 <= (found := read(text)) < 1e11:
                 return found
-    raise ConfigError(f"{option} {text!r} is no time: write 2026-11-23T10:00:00Z, or Unix seconds.")
+    raise ConfigError(f"invalid {option} {text!r}: give a time such as 2026-11-23T10:00:00Z, or Unix seconds.")
 
 
 def _timestamp(text: str) -> float:
@@ -168,5 +168,5 @@ def _length(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise ConfigError(f"--last {text!r} is no length of time: write a number and s, m, h or d, such as 60s.")
+        raise ConfigError(f"invalid --last {text!r}: give a number followed by s, m, h or d, such as 60s.")
     return seconds

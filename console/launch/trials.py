@@ -271,11 +271,11 @@ def of_file(path: Path) -> Iterator[Recorded]:
         row = lines.row(number)
         response, metadata, then = row.get("response"), row.get("metadata") or {}, row.get("reward")
         if not isinstance(response, str):
-            raise ConfigError(f"{where}: `response` is the text of an answer: give one.")
+            raise ConfigError(f"{where}: `response` must be the text of an answer.")
         if not isinstance(metadata, dict):
-            raise ConfigError(f"{where}: `metadata` is no map: correct it, or leave it out.")
+            raise ConfigError(f"{where}: `metadata` must be a map: correct or remove it.")
         if then is not None and (isinstance(then, bool) or not isinstance(then, int | float)):
-            raise ConfigError(f"{where}: `reward` is no number: correct it, or leave it out.")
+            raise ConfigError(f"{where}: `reward` must be a number: correct or remove it.")
         job = _job_of(
             str(row.get("id") or f"{path.stem}/0/{number}"), row.get("prompt"), row.get("label", ""), metadata
         )

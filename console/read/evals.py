@@ -126,7 +126,7 @@ def prompts_over_versions(
     """
     judge = ORDERS.get(order or next(iter(ORDERS)))
     if judge is None:
-        raise ConfigError(f"Prompts are not put in order by {in_short(order)}, but by {', '.join(ORDERS)}.")
+        raise ConfigError(f"invalid order {in_short(order)}: prompts can be sorted by {', '.join(ORDERS)}.")
     found, jobs = _by_prompt(samples, dataset)
     evaluated = sorted({version for rewards in found.values() for version in rewards})
     versions = evaluated[-MAX_VERSIONS:]

@@ -65,7 +65,7 @@ def prompt_of(text: str) -> tuple[str, int]:
     """Parse DATASET/LINE to dataset and line. Raises ConfigError."""
     dataset, _, line = text.rpartition("/")
     if not is_name(dataset) or not (line.isascii() and line.isdigit() and len(line) < 16):
-        raise ConfigError(f"{text!r} names no prompt: write DATASET/LINE, such as gsm8k/17.")
+        raise ConfigError(f"invalid prompt {text!r}: give DATASET/LINE, such as gsm8k/17.")
     return dataset, int(line)
 
 

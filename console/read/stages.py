@@ -201,7 +201,7 @@ def asked_of(text: str) -> Asked:
         job = ""
     if not _JOB.fullmatch(job):
         raise ConfigError(
-            f"{text!r} is nothing that can be traced: write a job (DATASET/EPOCH/LINE), a sample "
+            f"cannot trace {text!r}: give a job (DATASET/EPOCH/LINE), a sample "
             "(DATASET/EPOCH/LINE/K), a prompt (DATASET/LINE) or a batch (N, or SUBSCRIPTION:N)."
         )
     return Asked(job=job, sample=text)

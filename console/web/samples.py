@@ -175,7 +175,7 @@ def _ends(rows: Iterable[SampleRow]) -> list[dict[str, Any]]:
 def _order(sort: str) -> Sort:
     name = sort.removeprefix("-") or Sort.RECORDED
     if name not in set(Sort):
-        raise ConfigError(f"Samples are not sorted by {in_short(sort)}, but by {', '.join(Sort)}.")
+        raise ConfigError(f"invalid sort {in_short(sort)}: samples can be sorted by {', '.join(Sort)}.")
     return Sort(name)
 
 

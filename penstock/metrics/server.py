@@ -110,7 +110,7 @@ class Part(Collector):
             self._failed += 1
             if time.monotonic() - self._said >= SAY_S:
                 self._said = time.monotonic()
-                log.warning("a scrape lacks figures: %s", redact(str(exc)))
+                log.warning("metrics missing from a scrape: %s", redact(str(exc)))
             return []
 
 

@@ -440,7 +440,7 @@ def test_data_ls_and_show_tell_what_prompts_came_to(
     assert "prompts skipped by a curriculum, of all epochs: d 7 easy, e 2 hard (`penstock data ls`)" in status
     for prompt, why in (
         (f"d/{CHUNK + 9}", "Nothing was counted of prompt"),
-        ("d", "names no prompt"),
+        ("d", "invalid prompt 'd'"),
         ("d/x", "names"),
     ):
         assert execute(["data", "show", prompt, "--run", keys.run, "--redis", redis_server.url]) == 2

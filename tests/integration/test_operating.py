@@ -97,7 +97,7 @@ def test_the_dead_are_purged_by_filter_and_only_who_is_still_dead(cli: Cli, clie
         *("d/0/7", "d/0/6", "d/0/5", "d/0/4"),
     ]
     code, _, err = cli("dead", "purge", "--where", "reason=reward_raised")
-    assert (code, "purge 4 dead-lettered jobs for good and needs a confirmation: give --yes" in err) == (2, True)
+    assert (code, "purge 4 dead-lettered jobs for good: pass --yes" in err) == (2, True)
     assert cli.json("dead", "purge", "--where", "reason=refused", "--dry-run") == ["d/0/7"]
     assert cli("dead", "purge", "--where", "reason=reward_raised", "--where", "worker=w2", "--yes")[1] == (
         "3 jobs are purged\n"

@@ -157,7 +157,7 @@ VERBS: dict[str, tuple[int, list[str]]] = {
     "trace d/0/1": (0, ["failed reward_raised", "dead"]),
     "trace d/7/7": (2, ["knows nothing of 'd/7/7'"]),
     "eval ls": (0, ["evaluation"]),
-    "eval show heldout": (2, ["names no prompt"]),
+    "eval show heldout": (2, ["invalid prompt"]),
     "export /dev/null": (2, ["/dev/null exists already"]),
     "dead ls": (0, ["d/0/1", "reward_raised", "E: [/x] no"]),
     "dead show d/0/1": (0, ["prompt", "E: [/x] no"]),

@@ -53,7 +53,7 @@ def test_numbers_in_ids_are_sorted_by_their_value_and_nothing_comes_first(sort: 
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (Choice(["state"]), "--where 'state' says nothing of a field: write FIELD=VALUE"),
+        (Choice(["state"]), "invalid --where 'state': give FIELD=VALUE"),
         (Choice(["stat=dead"]), "these rows have no field 'stat', but job, state, n, worker."),
         (Choice(sort="-stat"), "--sort '-stat': these rows have no field 'stat'"),
     ],

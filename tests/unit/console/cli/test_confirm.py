@@ -37,7 +37,7 @@ def test_a_person_is_asked_and_no_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nobody_is_asked_who_said_yes_or_is_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="This would purge 3 jobs and needs a confirmation: give --yes"):
+    with pytest.raises(ConfigError, match="This would purge 3 jobs: pass --yes"):
         agree("purge 3 jobs", yes=False, must_say=True)
     agree("cancel 3 jobs", yes=False)
     agree("purge 3 jobs", yes=True, must_say=True)

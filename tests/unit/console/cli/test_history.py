@@ -110,9 +110,9 @@ def test_filters_and_orders(
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("reward", "says nothing of a field"),
-        ("id=math/0/1/0", "samples are looked for by job=, version=, "),
-        ("version>3", "samples are looked for by"),
+        ("reward", "invalid --where 'reward': give FIELD=VALUE"),
+        ("id=math/0/1/0", "samples can be filtered by job=, version=, "),
+        ("version>3", "samples can be filtered by"),
         ("version=x", "give a number from 0"),
         ("reward>x", "give a number"),
         ("fate=none", "choose from trained"),
@@ -212,7 +212,7 @@ def test_no_answer_moves_a_terminal(runs: Path, capsys: pytest.CaptureFixture[st
         (["samples", "ls", "--after", "x"], 2, "no place in the order of recorded"),
         (["samples", "ls", "--text", "?"], 2, "no letter and no digit"),
         (["samples", "ls", "--best", "--worst"], 2, "give one of them"),
-        (["eval", "show", "heldout"], 2, "write DATASET/LINE"),
+        (["eval", "show", "heldout"], 2, "give DATASET/LINE"),
         (["eval", "show", "heldout/9"], 2, "has no answer to line 9"),
         (["samples", "ls", "--run", "another"], 2, "another"),
         (["samples", "ls", "--run", "../demo"], 2, "not a name"),

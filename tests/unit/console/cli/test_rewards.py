@@ -148,7 +148,7 @@ def test_answers_of_a_run_are_scored_with_the_labels_and_metadata_of_its_data(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Say which reward is tried"),
+        ([], "No reward is named"),
         (["--function", "mat", "--file", "x"], "there is no reward 'mat': did you mean math?"),
         (["--function", "math", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         (["--function", "math", "--file", "/dev/null"], "there is no file /dev/null"),
@@ -170,10 +170,10 @@ def test_a_mistake_is_one_sentence(
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ({"answer": "5"}, "line 2: `response` is the text of an answer"),
+        ({"answer": "5"}, "line 2: `response` must be the text of an answer"),
         ({"response": "5", "metadata": []}, ""),
-        ({"response": "5", "metadata": [1]}, "line 2: `metadata` is no map"),
-        ({"response": "5", "reward": "1"}, "line 2: `reward` is no number"),
+        ({"response": "5", "metadata": [1]}, "line 2: `metadata` must be a map"),
+        ({"response": "5", "reward": "1"}, "line 2: `reward` must be a number"),
     ],
 )
 def test_a_line_that_is_no_answer_is_named(

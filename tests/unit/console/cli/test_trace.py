@@ -137,12 +137,12 @@ def test_a_collector_that_refuses_is_named(
         (["math/0/7", "--perfetto", "x"], "one of them"),
         (["math/0/7", "--last", "60s"], "--perfetto FILE writes"),
         (["math/0/8"], "knows nothing of"),
-        (["evil"], "nothing that can be traced"),
-        (["--perfetto", "x", "--last", "60y"], "--last '60y' is no length"),
+        (["evil"], "cannot trace 'evil'"),
+        (["--perfetto", "x", "--last", "60y"], "invalid --last '60y'"),
         (["--perfetto", "x", "--last", "1m", "--from", "3"], "--from and --last"),
-        (["--perfetto", "x", "--from", "noon"], "--from 'noon' is no time"),
+        (["--perfetto", "x", "--from", "noon"], "invalid --from 'noon'"),
         (["--perfetto", "x", "--from", "9", "--to", "8"], "before it begins"),
-        (["--perfetto", "x", "--to", "nan"], "is no time"),
+        (["--perfetto", "x", "--to", "nan"], "invalid --to 'nan'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
