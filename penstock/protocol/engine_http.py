@@ -51,25 +51,29 @@ def fetch(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -
     return answer.body
 
 
-def ask(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -> Answer:
+class AnswerTooLarge(EngineError):
+    """A server answers with more bytes than are read."""
+
+
+def ask(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S, max_bytes: int = ANSWER_BYTES) -> Answer:
     """Return the answer of the server at ``url``; POST if there is a body to send, as JSON. Blocks.
 
     Args:
         timeout_s: longest wait for each address of the host to connect, and then for the complete answer.
 
     Raises:
-        EngineError: it does not answer in time, not with HTTP, or with more than ``ANSWER_BYTES``; or the URL is not
-            HTTP.
+        AnswerTooLarge: it answers with more than ``max_bytes``.
+        EngineError: it does not answer in time, or not with HTTP; or the URL is not HTTP.
     """
     if not url.startswith(("http://", "https://")):
         raise EngineError(f"{url!r:.200} is not the address of an engine.")
     try:
-        return _exchange(url, body, timeout_s)
+        return _exchange(url, body, timeout_s, max_bytes)
     except (OSError, ValueError, http.client.HTTPException) as exc:
         raise EngineError(f"{url} does not answer: {exc or type(exc).__name__}") from exc
 
 
-def _exchange(url: str, body: bytes | None, timeout_s: float) -> Answer:
+def _exchange(url: str, body: bytes | None, timeout_s: float, max_bytes: int) -> Answer:
     parts = urlsplit(url)
     with closing(_CONNECTIONS[parts.scheme](parts.hostname or "", parts.port, timeout=timeout_s)) as connection:
         connection.connect()
@@ -78,9 +82,9 @@ def _exchange(url: str, body: bytes | None, timeout_s: float) -> Answer:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         connection.request("GET" if body is None else "POST", target, body, headers)
         with connection.getresponse() as response:
-            read = response.read(ANSWER_BYTES + 1)
-            if len(read) > ANSWER_BYTES:
-                raise EngineError(f"{url} answers with more than {ANSWER_BYTES:,} bytes.")
+            read = response.read(max_bytes + 1)
+            if len(read) > max_bytes:
+                raise AnswerTooLarge(f"{url} answers with more than {max_bytes:,} bytes.")
             if response.length:
                 raise http.client.IncompleteRead(read, response.length)
             return Answer(response.status, response.reason, read)

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -211,13 +210,9 @@ class RedisServer:
         if self.alive():
             return self.url
         self.folder.mkdir(parents=True, exist_ok=True)
-        for last in (False, False, True):
-            port = self.port or free_port()
-            if _port_in_use(port):
-                if self.port or last:
-                    raise _in_use(port)
-                continue
-            fixed, self.port = self.port, port
+        fixed = self.port
+        for retries in reversed(range(1 if fixed else 3)):
+            self.port = fixed or free_port()
             try:
                 self._spawn()
                 self._wait(timeout_s, stopped)
@@ -226,9 +221,9 @@ class RedisServer:
                 self._rewrite_what_was_cut(timeout_s)
                 return self.url
             except ConfigError:
-                # Another process took the free port between the check and the start.
+                # Another process may have taken the free port between the check and the start.
                 self.port = fixed
-                if fixed or last:
+                if not retries:
                     raise
             except BaseException:
                 self.kill()
@@ -312,7 +307,9 @@ class RedisServer:
             if not self.alive():
                 said = self.last_words(5)
                 if "already in use" in said:
-                    raise _in_use(self.port)
+                    raise ConfigError(
+                        f"redis.port: port {self.port} is in use; choose another one, or 0 for a free one."
+                    )
                 raise QueueUnavailable(
                     f"The Redis server died at its start; its log {self.log_path} ends with:\n{said}"
                 )
@@ -358,17 +355,3 @@ class RedisServer:
 def _digest(password: str) -> str:
     """Hash a password as Redis accepts it in its configuration."""
     return hashlib.sha256(password.encode()).hexdigest()
-
-
-def _port_in_use(port: int) -> bool:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((HOST, port))
-        except OSError:
-            return True
-    return False
-
-
-def _in_use(port: int) -> ConfigError:
-    return ConfigError(f"redis.port: port {port} is in use; choose another one, or 0 for a free one.")

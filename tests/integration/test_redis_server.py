@@ -131,8 +131,6 @@ def test_a_free_port_that_is_taken_meanwhile_is_replaced(tmp_path: Path, monkeyp
         taken.listen()
         ports = iter([taken.getsockname()[1], free_port()])
         monkeypatch.setattr(redis_server, "free_port", lambda: next(ports))
-        # The look before the start finds it free; the server then cannot have it.
-        monkeypatch.setattr(redis_server, "_port_in_use", lambda port: False)
         server = RedisServer(tmp_path)
         try:
             server.start()

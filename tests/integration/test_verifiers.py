@@ -31,7 +31,6 @@ from penstock.records.sample import Sample
 from penstock.records.worker_causes import ChecksRunning, NoVerifiers
 from penstock.redis.server import RedisServer
 from penstock.workers.rewards.allowed import allowed_rewards
-from penstock.workers.rewards.pool import client as checks
 from penstock.workers.rewards.pool.client import Checks
 from penstock.workers.rewards.score import Rewards
 from penstock.workers.rewards.wire import ENTRY, sample_to_json
@@ -300,7 +299,6 @@ async def test_what_lies_in_redis_is_json_and_what_is_forged_is_not_run(
     client: redis.Redis, keys: Keys, verifying: Callable[..., Config], start: Callable[[Config], Pool], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(checks, "LOST_S", 0.5)
     config = verifying(pool={"workers": 1})
     marker = tmp_path / "owned"
     monkeypatch.setenv("PENSTOCK_TEST_IMPORTED", str(marker))
@@ -309,7 +307,8 @@ async def test_what_lies_in_redis_is_json_and_what_is_forged_is_not_run(
     async with asking(config, client, keys) as rewards:
         task = asyncio.create_task(outcome(rewards, "length"))
         lost = (await until(queue.get_job_ids))[0]
-        client.delete(queue.key)  # as a Redis without an append-only file forgets it: it is missed, and asked again
+        # As a Redis without an append-only file forgets it: it is missed, and asked again.
+        client.delete(queue.key, f"rq:job:{lost}")
         (id_,) = await until(queue.get_job_ids)
         assert id_ != lost
         stored = client.hgetall(f"rq:job:{id_}")

@@ -3,7 +3,7 @@
     child/   worker ── settings, then frames of [reward, sample]; no bytes: it is withdrawn ──> process    msgpack
              worker <── no bytes once user code is imported, then verdicts ── process
     pool/    worker ── rq job (JSONSerializer): ENTRY, [worker, reward, sample as JSON text] ──> verifier  JSON
-             worker <── stream verdicts:WORKER: (id, started, NAME), then (id, verdict, JSON) ── verifier
+             worker <── stream verdicts:WORKER of (id, JSON) ── verifier
 
 No sample is sent with its side arrays, and to a verifier without its logprobs: a reward judges the answer.
 """
@@ -23,8 +23,6 @@ from penstock.workers.rewards.outcomes import Raised, words
 
 #: Function name of every rq job of the pool. A verifier imports nothing by a name found in Redis.
 ENTRY = "penstock.workers.rewards.pool.worker.check"
-#: Kinds of messages of a verifier.
-STARTED, VERDICT = "started", "verdict"
 #: Largest uncompressed rq job in bytes; the sample's JSON is in it as an escaped string.
 MAX_JOB_BYTES = 128 * 1024**2
 #: Most bytes of a sample on its way to a verifier, and of the answer, as JSON.

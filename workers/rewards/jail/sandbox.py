@@ -6,11 +6,10 @@ The service isolates them. It gets the program and a test's input; results are c
 import json
 import math
 import time
-import urllib.error
-import urllib.request
-from typing import Any
 
-from penstock.text import format_exc, redact, safe_repr
+from penstock.errors import EngineError
+from penstock.protocol.engine_http import Answer, AnswerTooLarge, ask
+from penstock.text import redact, safe_repr
 from penstock.workers.rewards.jail.jail import JailError
 from penstock.workers.rewards.jail.task import RUNNER, End, Ended, Limits, Task, to_stdin
 
@@ -26,11 +25,6 @@ _FINISHED, _OUT_OF_TIME = "Finished", "TimeLimitExceeded"
 _READY = "ready\n"
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Refuse: programs go to the configured address alone."""
-
-
 class Sandbox:
     """Run programs at ``url``. Safe to share by threads.
 
@@ -43,7 +37,6 @@ class Sandbox:
         self._limits = limits
         #: Most bytes of an answer.
         self._most = _ESCAPES * limits.output_bytes + 64 * 1024
-        self._opener = urllib.request.build_opener(_NoRedirects)
 
     def describe(self) -> str:
         """Return where programs run, for people."""
@@ -66,32 +59,25 @@ class Sandbox:
             "run_timeout": limit_s + _START_S,
             "memory_limit_MB": self._limits.memory_bytes // 2**20,
         }
-        data, pause_s = json.dumps(body).encode(), _PAUSE_S
+        data, timeout_s = json.dumps(body).encode(), limit_s + _START_S + _ANSWER_S
         for attempt in range(_ATTEMPTS):
             try:
-                return self._ended(self._post(data, limit_s))
-            except (OSError, _Busy) as exc:  # URLError is one
+                return self._ended(ask(self._url, data, timeout_s=timeout_s, max_bytes=self._most))
+            except AnswerTooLarge:
+                return Ended(End.TOO_MUCH_OUTPUT, 0, b"", "", 0.0)
+            except EngineError as exc:
                 if attempt == _ATTEMPTS - 1:
-                    raise JailError(f"the sandbox at {redact(self._url)} does not answer: {format_exc(exc)}") from exc
-            time.sleep(pause_s)
-            pause_s *= 2
+                    raise JailError(f"the sandbox at {redact(self._url)} does not answer: {redact(str(exc))}") from exc
+            time.sleep(_PAUSE_S * 2**attempt)
         raise AssertionError
 
-    def _post(self, data: bytes, limit_s: float) -> bytes:
-        request = urllib.request.Request(self._url, data, {"Content-Type": "application/json"})
-        try:
-            with self._opener.open(request, timeout=limit_s + _START_S + _ANSWER_S) as response:
-                answer: bytes = response.read(self._most + 1)
-        except urllib.error.HTTPError as exc:
-            with exc:
-                if exc.code < 500 and exc.code not in (408, 429):
-                    raise JailError(f"the sandbox at {redact(self._url)} refuses programs: status {exc.code}") from exc
-                raise _Busy(f"status {exc.code}") from exc
-        return answer
-
-    def _ended(self, data: bytes) -> Ended:
-        if len(data) > self._most:
-            return Ended(End.TOO_MUCH_OUTPUT, 0, b"", "", 0.0)
+    def _ended(self, answered: Answer) -> Ended:
+        """Return how the program ended. Raises EngineError if the service may run it later."""
+        status, data = answered.status, answered.body
+        if status >= 500 or status in (408, 429):
+            raise EngineError(f"status {status}")
+        if status != 200:
+            raise JailError(f"the sandbox at {redact(self._url)} refuses programs: status {status}")
         try:
             answer = json.loads(data)
         except ValueError as exc:
@@ -99,7 +85,7 @@ class Sandbox:
         found = answer.get("run_result") if isinstance(answer, dict) else None
         if not isinstance(found, dict):
             why = answer.get("message") if isinstance(answer, dict) else answer
-            raise _Busy(f"no program was run: {safe_repr(why)}")
+            raise EngineError(f"no program was run: {safe_repr(why)}")
         output, errors = (str(found.get(name) or "") for name in ("stdout", "stderr"))
         code, took_s = found.get("return_code"), found.get("execution_time")
         code = code if isinstance(code, int) else 0
@@ -114,7 +100,3 @@ class Sandbox:
         else:
             how = End.DONE if code == 0 and found.get("status") == _FINISHED else End.FAILED
         return Ended(how, code, printed[: self._limits.output_bytes], errors.removeprefix(_READY), took_s)
-
-
-class _Busy(Exception):
-    """The service did not run the program, and may run it later."""

@@ -3,7 +3,7 @@
     ask ─> rq job ─> (queue; waits without a limit, and reports it) ─> started ─> verdict within ``reward.timeout_s``
              │                                                           ├─ late: the verifier must stop it
              │                                                           └─ the verifier is gone: as if it had raised
-             └─ taken from the queue, and never started: as if it had raised
+             └─ rq failed or forgot it: as if it had raised
 
 rq is not trusted with a sample: the worker holds the sample and the job's lease, and a lost check is enqueued again, at
 most ``reward.max_attempts`` times in all. An abandoned check is withdrawn, or skipped.
@@ -41,7 +41,7 @@ from penstock.redis.control import AsyncControl, Control
 from penstock.text import safe_repr
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.outcomes import too_long
-from penstock.workers.rewards.wire import ENTRY, MAX_BYTES, STARTED, VERDICT, Verdict, sample_to_json
+from penstock.workers.rewards.wire import ENTRY, MAX_BYTES, Verdict, sample_to_json
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 #: Longest blocking read of the stream of verdicts.
 BLOCK_S = 2.0
-#: A check that is in no queue and was not started for this long is lost: its verifier died in between.
-LOST_S = 10.0
-#: Open checks searched in the queue each time, oldest first: the queue is first come, first served.
-LOOKED_FOR = 16
+#: rq's statuses of a job that waits or runs.
+_OPEN = (b"queued", b"started")
 #: Longest wait for withdrawals on close.
 CLOSE_S = 5.0
 #: Verifiers skip checks of a worker that did not renew its key for this long.
@@ -71,18 +69,18 @@ class _Check:
     """One open check."""
 
     def __init__(self) -> None:
-        self.asked = time.monotonic()
+        #: rq has it.
+        self.is_put = False
         #: Name of its verifier, once it is started.
         self.verifier = ""
         #: Set when it is started, or over.
         self.started = asyncio.Event()
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        #: Since when (monotonic) it is found nowhere; 0.0: it is found.
-        self.missing_since = 0.0
+        #: Why it was missing at the last look; '' if it was not.
+        self.missing = ""
 
     def start(self, verifier: str) -> None:
         self.verifier = verifier
-        self.missing_since = 0.0
         self.started.set()
 
     def end(self, result: Verdict | Exception) -> None:
@@ -92,6 +90,12 @@ class _Check:
             else:
                 self.verdict.set_result(result)
         self.started.set()
+
+    def look(self, missing: str) -> None:
+        """End it if it was missing twice: its verdict may have been in flight the first time."""
+        if self.missing and missing:
+            self.end(Verdict(error=f"was not computed: {missing}"))
+        self.missing = missing
 
 
 class Checks:
@@ -144,18 +148,16 @@ class Checks:
         self._open[id_] = check
         try:
             await self._put(id_, name, text)
+            check.is_put = True
             await check.started.wait()
             async with asyncio.timeout(self.config.timeout_s):
                 verdict = await check.verdict
         except TimeoutError:
-            self._withdraw(id_, check)
             message = too_long(f"sample {sample.id}", name, self.config.timeout_s)
             raise RewardError(JobFailure.REWARD_TIMEOUT, message) from None
-        except BaseException:
-            self._withdraw(id_, check)
-            raise
         finally:
             del self._open[id_]
+            self._withdraw(id_, check)
         return verdict.result(self.config.key)
 
     async def _put(self, id_: str, name: str, text: str) -> None:
@@ -182,7 +184,7 @@ class Checks:
                 await asyncio.sleep(FULL_S)
 
     def _withdraw(self, id_: str, check: _Check) -> None:
-        """Stop a check, or prevent its start. Returns at once: a cancelled caller must not wait."""
+        """Stop a check that has no verdict, or prevent its start. Returns at once: a cancelled caller must not wait."""
         # Cancelling a wait cancels its future.
         if (check.verdict.done() and not check.verdict.cancelled()) or self._closed:
             return
@@ -254,22 +256,16 @@ class Checks:
         await self._control.do(lambda client: client.xdel(stream, *(entry for entry, _ in entries)))
 
     def _handle(self, fields: dict[bytes, bytes]) -> None:
-        kind, body = name_shown(fields.get(b"kind", b"")), fields.get(b"body", b"")
-        check = self._open.get(name_shown(fields.get(b"id", b"")))
+        check, body = self._open.get(name_shown(fields.get(b"id", b""))), fields.get(b"body", b"")
         if check is None:
             return
-        if kind == STARTED:
-            check.start(name_shown(body))
-        elif kind == VERDICT:
-            check.end(self._read(body))
-
-    def _read(self, body: bytes) -> Verdict | Exception:
         if len(body) > 2 * MAX_BYTES:
-            return Verdict(error=f"gave a verdict of {len(body)} bytes, more than a check may give")
+            check.end(Verdict(error=f"gave a verdict of {len(body)} bytes, more than a check may give"))
+            return
         try:
-            return Verdict.from_json(body)
+            check.end(Verdict.from_json(body))
         except ProtocolError as exc:
-            return exc
+            check.end(exc)
 
     async def _watch(self) -> None:
         while True:
@@ -280,26 +276,26 @@ class Checks:
                 self._waiting.end()
 
     async def _check_pool(self) -> None:
-        queued = [(id_, check) for id_, check in self._open.items() if not check.started.is_set()]
-        old = [(id_, check) for id_, check in queued[:LOOKED_FOR] if time.monotonic() - check.asked > LOOK_S]
+        checks = {id_: check for id_, check in self._open.items() if check.is_put}
 
         async def ask(client: AsyncClient) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 pipe.set(self.keys.asker(self.asker), 1, ex=ASKER_TTL_S)
                 pipe.hgetall(self.keys.verifiers)
-                for id_, _ in old:
-                    pipe.lpos(self._queue.key, id_)
+                for id_ in checks:
+                    pipe.hmget(RqJob.key_for(id_), "status", "worker_name")
                 return await pipe.execute()
 
-        _, records, *places = await self._control.do(ask)
+        _, records, *found = await self._control.do(ask)
         present = self._present(records)
-        for (_, check), place in zip(old, places, strict=True):
-            self._end_if_missing(check, place is None, LOST_S, "no verifier has it, nor has the queue")
-        for check in list(self._open.values()):
-            if check.verifier:
-                gone = f"its verifier {check.verifier} is gone"
-                self._end_if_missing(check, check.verifier not in present, LOOK_S / 2, gone)
-        self._waiting.blocked_on(self._cause(len(queued), present))
+        for check, (status, verifier) in zip(checks.values(), found, strict=True):
+            missing = "" if status in _OPEN else "rq has lost it"
+            if status == b"started" and verifier:
+                check.start(name_shown(verifier))
+            if check.verifier and check.verifier not in present:
+                missing = f"its verifier {check.verifier} is gone"
+            check.look(missing)
+        self._waiting.blocked_on(self._cause(present))
 
     def _present(self, records: dict[bytes, bytes]) -> set[str]:
         """Return the verifiers whose presence changed within ``GONE_S``, by this machine's clock."""
@@ -311,19 +307,8 @@ class Checks:
         self._seen = seen
         return {name for name, (_, changed) in seen.items() if now - changed < GONE_S}
 
-    @staticmethod
-    def _end_if_missing(check: _Check, missing: bool, limit_s: float, why: str) -> None:
-        """End a check that was missing twice, ``limit_s`` apart: its verdict may have been in flight the first time."""
-        now = time.monotonic()
-        if not missing:
-            check.missing_since = 0.0
-        elif not check.missing_since:
-            check.missing_since = now
-        elif now - check.missing_since >= limit_s:
-            check.end(Verdict(error=f"was not computed: {why}"))
-
-    def _cause(self, queued: int, present: set[str]) -> Cause | None:
-        if queued:
+    def _cause(self, present: set[str]) -> Cause | None:
+        if queued := sum(not check.started.is_set() for check in self._open.values()):
             return VerifiersBusy(queued, len(present)) if present else NoVerifiers(queued)
         busy = sorted({check.verifier for check in self._open.values() if check.verifier})
         return ChecksRunning(len(self._open), tuple(busy)) if busy else None

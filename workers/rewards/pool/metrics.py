@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -18,31 +19,27 @@ SERIES = (VERIFIERS, CHECKS, KILLED, STARTS, QUEUED)
 
 
 class PoolCollector(Collector):
-    """Count the checks of one pool. Written by its own thread, read by the metrics server's."""
+    """Count the checks of one pool. Its fields are written by the pool's thread, and read by the metrics server's."""
 
     def __init__(self) -> None:
         self.starts = self.queued = 0
-        #: State, checks that ended well and killed ones of each running verifier, by its name.
-        self._running: dict[str, tuple[str, int, int]] = {}
-        #: The same two numbers of all that ended.
-        self._ended = (0, 0)
-
-    def look(self, name: str, state: str, good: int, killed: int) -> None:
-        """Record the state and the number of checks of a running verifier."""
-        self._running = self._running | {name: (state, good, killed)}
+        #: Presence of each running verifier, by its name; replaced, never changed.
+        self.running: dict[str, dict[str, Any]] = {}
+        #: Checks of verifiers that ended: those that ended well, and killed ones.
+        self.ended = (0, 0)
 
     def end(self, name: str) -> None:
         """Record the end of a verifier; its checks still count."""
-        _, good, killed = self._running.get(name, ("", 0, 0))
-        self._ended = (self._ended[0] + good, self._ended[1] + killed)
-        self._running = {one: about for one, about in self._running.items() if one != name}
+        if (last := self.running.get(name)) is not None:
+            self.ended = (self.ended[0] + last["checks"], self.ended[1] + last["killed"])
+        self.running = {one: record for one, record in self.running.items() if one != name}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the totals on each scrape. Called in the server's thread."""
-        running, (good, killed) = self._running.values(), self._ended
-        killed += sum(one[2] for one in running)
-        yield VERIFIERS.each(Counter(state for state, _, _ in running))
-        yield CHECKS.of(good + sum(one[1] for one in running) + killed)
+        running, (good, killed) = self.running.values(), self.ended
+        killed += sum(one["killed"] for one in running)
+        yield VERIFIERS.each(Counter(one["state"] for one in running))
+        yield CHECKS.of(good + sum(one["checks"] for one in running) + killed)
         yield KILLED.of(killed)
         yield STARTS.of(self.starts)
         yield QUEUED.of(self.queued)

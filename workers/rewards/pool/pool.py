@@ -118,7 +118,7 @@ class Verifiers(WorkerPool):
                 one.process.kill()
             for one in self.worker_dict.values():
                 one.process.join()
-                self._show(one.name, b"")
+                self._show(one.name, None)
             if self._exporter is not None:
                 self._exporter.close()
             self._waiting.end()
@@ -158,7 +158,7 @@ class Verifiers(WorkerPool):
             if not one.process.is_alive():
                 if self.status != self.Status.STOPPED:
                     log.warning("verifier %s ended with %s", one.name, one.process.exitcode)
-                self._show(one.name, b"")
+                self._show(one.name, None)
                 self._tally.end(one.name)
                 del self.worker_dict[one.name]
 
@@ -166,7 +166,7 @@ class Verifiers(WorkerPool):
         """Start one verifier, unless Redis is down."""
         # A new name each time: checks of an earlier one must not be taken for this one's.
         name = f"{self.name}-{new_token()[:8]}"
-        if not self._show(name, self._record(name, {})):
+        if not self._show(name, {}):
             return
         process = _FORK.Process(target=_serve, args=(self.config, name, self.functions, os.getpid()))
         process.start()
@@ -182,23 +182,26 @@ class Verifiers(WorkerPool):
             for name in names:
                 pipe.hmget(f"rq:worker:{name}", "state", "successful_job_count", "failed_job_count")
             pipe.llen(f"rq:queue:{self.keys.checks}")
-            *found, queued = pipe.execute()
+            *found, self._tally.queued = pipe.execute()
         except (*PASSING, RedisError):
             return
-        self._tally.queued = queued
-        states = []
-        for name, (state, good, bad) in zip(names, found, strict=True):
-            states.append(name_shown(state or b"starting"))
-            made, killed = count_shown(good) or 0, count_shown(bad) or 0
-            self._tally.look(name, states[-1], made, killed)
-            self._show(name, self._record(name, {"state": states[-1], "checks": made, "killed": killed}))
-        self._waiting.blocked_on(NoChecks() if all(state == "idle" for state in states) else None)
+        self._tally.running = {
+            name: {
+                "state": name_shown(state or b"starting"),
+                "checks": count_shown(good) or 0,
+                "killed": count_shown(bad) or 0,
+            }
+            for name, (state, good, bad) in zip(names, found, strict=True)
+        }
+        for name, about in self._tally.running.items():
+            self._show(name, about)
+        is_idle = all(about["state"] == "idle" for about in self._tally.running.values())
+        self._waiting.blocked_on(NoChecks() if is_idle else None)
 
-    def _record(self, name: str, about: dict[str, Any]) -> bytes:
-        shown = {"name": name, "pool": self.name, "host": socket.gethostname(), "pid": started_pid(), "at": time.time()}
-        return pack(shown | {"state": "starting", "checks": 0, "killed": 0} | about)
-
-    def _show(self, name: str, record: bytes) -> bool:
+    def _show(self, name: str, about: dict[str, Any] | None) -> bool:
+        """Publish the presence of a verifier, None to remove it; return whether Redis took it."""
+        own = {"name": name, "pool": self.name, "host": socket.gethostname(), "pid": started_pid(), "at": time.time()}
+        record = b"" if about is None else pack(own | {"state": "starting", "checks": 0, "killed": 0} | about)
         try:
             scripts.run(self._client, scripts.note(self.keys, self.keys.verifiers, name, record))
         except (*PASSING, RedisError) as exc:

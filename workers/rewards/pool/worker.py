@@ -39,15 +39,7 @@ from penstock.workers.rewards.kinds.code import Workshop
 from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.outcomes import keyed, number_of
-from penstock.workers.rewards.wire import (
-    ENTRY,
-    MAX_BYTES,
-    MAX_JOB_BYTES,
-    STARTED,
-    VERDICT,
-    Verdict,
-    sample_from_json,
-)
+from penstock.workers.rewards.wire import ENTRY, MAX_BYTES, MAX_JOB_BYTES, Verdict, sample_from_json
 
 log = logging.getLogger(__name__)
 
@@ -148,8 +140,7 @@ class Verifier(Worker):
             pipe.hexists(job.key, "data")
             is_wanted = all(pipe.execute())
         if is_wanted:
-            self._send(asker, job.id, STARTED, self.name)
-            self._send(asker, job.id, VERDICT, self._bounded(self._judge(name, text)))
+            self._send(asker, job.id, self._bounded(self._judge(name, text)))
 
     def _judge(self, name: str, text: str) -> Verdict:
         pool = self.config.pool
@@ -196,15 +187,15 @@ class Verifier(Worker):
         else:
             how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
             verdict = Verdict(error=f"was not computed: the process that checked it at {self.name} ended {how}")
-        self._send(asker, job.id, VERDICT, verdict.to_json())
+        self._send(asker, job.id, verdict.to_json())
 
-    def _send(self, asker: str, id_: str, kind: str, body: str) -> None:
+    def _send(self, asker: str, id_: str, body: str) -> None:
         """Add to the stream of the worker; blocks while Redis is down, for ``TELL_S`` at most."""
         stream, deadline = self.keys.verdicts(asker), time.monotonic() + TELL_S
         while True:
             try:
                 with self.connection.pipeline(transaction=False) as pipe:
-                    pipe.xadd(stream, {"id": id_, "kind": kind, "body": body})
+                    pipe.xadd(stream, {"id": id_, "body": body})
                     pipe.expire(stream, STREAM_TTL_S)
                     pipe.execute()
                 return

@@ -10,11 +10,10 @@ def served(tally: PoolCollector) -> dict[tuple[str, ...], float]:
 def test_checks_of_a_verifier_that_died_still_count() -> None:
     tally = PoolCollector()
     tally.starts, tally.queued = 2, 5
-    tally.look("v-0.a", "busy", 3, 1)
-    tally.look("v-1.b", "idle", 10, 0)
-    tally.look("v-0.a", "idle", 4, 1)
+    other = {"state": "idle", "checks": 10, "killed": 0}
+    tally.running = {"v-0.a": {"state": "idle", "checks": 4, "killed": 1}, "v-1.b": other}
     tally.end("v-0.a")
-    tally.look("v-0.c", "starting", 0, 0)
+    tally.running = {"v-1.b": other, "v-0.c": {"state": "starting", "checks": 0, "killed": 0}}
     assert served(tally) == {
         ("penstock_verifiers_processes", "idle"): 1,
         ("penstock_verifiers_processes", "starting"): 1,
