@@ -79,13 +79,13 @@ class EngineConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     #: Environment variables of the server. Their values are masked whenever the configuration is shown, saved or sent.
     env: dict[str, str] = Field(default_factory=dict)
-    #: Time limit for a start in seconds.
+    #: Time limit in seconds for a start.
     start_timeout_s: Seconds = 600.0
     #: Time limit in seconds for loading new weights; after it the engine counts as dead.
     load_timeout_s: Seconds = 300.0
     #: Seconds between two health checks; none are made while weights change or memory is released.
     health_interval_s: Seconds = 2.0
-    #: Time limit for a health check in seconds.
+    #: Time limit in seconds for a health check.
     health_timeout_s: Seconds = 10.0
     #: Number of consecutive failed health checks after which the engine is restarted.
     health_failures: Positive = 3
@@ -96,7 +96,7 @@ class EngineConfig(Section):
     #: The worker then hands its jobs back, leases none, reports the reason, and retries after the longest of these
     #: waits.
     crash_loop_failures: Annotated[int, Field(ge=2)] = 5
-    #: Time limit for one request in seconds.
+    #: Time limit in seconds for one request.
     request_timeout_s: Seconds = 3600.0
     #: Whether logprobs are computed after temperature (scaled) or before it (original). None: as ``env`` sets it,
     #: otherwise scaled; for a server at a URL, as a test request shows. A server that returns another kind is refused.

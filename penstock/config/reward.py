@@ -48,7 +48,7 @@ class CodeConfig(Section):
 
     #: all: 1 if all tests pass, else 0. share: the share of tests that pass.
     score: Literal["all", "share"] = "all"
-    #: Time limit for one test in seconds, excluding the wait for a free core.
+    #: Time limit in seconds for one test, excluding the wait for a free core.
     test_s: Seconds = 4.0
     #: Time limit in seconds for all tests of an answer; the remaining tests then count as failed.
     total_s: Seconds = 20.0
@@ -85,7 +85,7 @@ class RemoteConfig(Section):
     #: Address to which ``{prompt, response, label}`` is posted as JSON; the service returns a number, or a map with
     #: ``key``. Redirects are refused. None: no service.
     url: str | None = None
-    #: Time limit of an attempt in seconds.
+    #: Time limit in seconds for an attempt.
     timeout_s: Seconds = 120.0
     #: Maximum number of attempts for a sample.
     max_attempts: Positive = 10
@@ -109,7 +109,7 @@ class FrozenModelConfig(Section):
     #: Address of the model's SGLang server, http://HOST:PORT. None: the model of this name in ``fleet.models``; only
     #: the fleet's workers can use it.
     url: EngineUrl | None = None
-    #: Time limit of an attempt in seconds.
+    #: Time limit in seconds for an attempt.
     timeout_s: Seconds = 60.0
     #: Maximum number of attempts of a request; a judge's attempts must also fit into ``reward.timeout_s``. For a
     #: teacher or reference, attempts do not count while the model is unreachable.

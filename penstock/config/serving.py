@@ -117,9 +117,9 @@ class ServingConfig(TlsConfig):
 
     #: Serve versions over HTTP and let workers fetch them; false: workers must see the folder of published versions.
     enabled: bool = False
-    #: Token that clients need: printable characters without blanks. Set it in PENSTOCK_SERVING__TOKEN rather than in a
-    #: file; it is masked in all output. None: a random token, created once for the run in the file ``weights.token`` of
-    #: its folder, which only the run's user can read.
+    #: Token that clients must send: printable characters without blanks. Set it in PENSTOCK_SERVING__TOKEN rather than
+    #: in a file; it is masked in all output. None: a random token, created once for the run in the file
+    #: ``weights.token`` of its folder, which only the run's user can read.
     token: str | None = None
     #: Address on which the trainer listens; 0.0.0.0 or :: means all addresses of its machine.
     host: Host = "127.0.0.1"

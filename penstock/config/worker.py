@@ -35,7 +35,8 @@ class WorkerConfig(Section):
     #: among ``rollout.sides``, or if a hook makes the samples.
     checkpoint_tokens: Positive | None = None
     #: Rewards and environments (``module:name``) that jobs may name, in addition to those of ``reward`` and ``data``. A
-    #: worker imports no other code: jobs come from Redis, and writers to Redis must not choose the code that runs here.
+    #: worker imports no other code, because jobs come from Redis, and processes that write to Redis must not choose the
+    #: code that a worker runs.
     rewards: list[RewardName] = Field(default_factory=list)
     #: Environments (module:class) that jobs may name, in addition to those of ``data``; no other environment is
     #: imported.

@@ -17,7 +17,7 @@ BENCHMARKS, OPERATIONS = "docs/benchmarks.md", "docs/operations.md"
     [
         ("README.md", "h200-digits.json", "on one H200: from {accuracy_first:.2f} to {accuracy_last:.2f} in 60 steps"),
         ("README.md", "h200-digits.json", "({seconds:.0f} s, including {seconds_of_engine_start} s of SGLang startup"),
-        ("README.md", "h100x2-publish.json", "on two H100s by NCCL: {blocked_s[1.5b]:.2f} s, "),
+        ("README.md", "h100x2-publish.json", "on two H100s with NCCL: {blocked_s[1.5b]:.2f} s, "),
         ("README.md", "h100x2-publish.json", "including {send_s[1.5b]:.2f} s for the send; "),
         ("README.md", "h100x2-publish.json", "; {blocked_folder_first_s[1.5b]:.1f} s if the folder is written first"),
         (BENCHMARKS, "cpu2-trajectory_path.json", "{samples_per_s:,.0f} samples/s; {ratio_bare:.2f} times "),
