@@ -391,7 +391,7 @@ async def test_a_turn_without_a_worker_ends_after_a_limit(
         status, answer, headers = await post(f"{url}/v1/chat/completions", key_of(), {"messages": ASK})
 
     assert status == 503
-    assert f"job {JOB} is queued and waits for a worker" in answer["error"]["message"]
+    assert f"job {JOB} is queued and has no worker" in answer["error"]["message"]
     assert headers["Retry-After"] == "2"
 
 
@@ -407,11 +407,11 @@ async def test_a_client_that_leaves_ends_its_request_at_the_worker(url: str, wor
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ({}, "is over"),
-        ({"st": "ready"}, "is over"),
-        ({"st": "retiring"}, "is over"),
+        ({}, "ended, its samples were used or discarded"),
+        ({"st": "ready"}, "ended, its samples were used or discarded"),
+        ({"st": "retiring"}, "ended, its samples were used or discarded"),
         ({"st": "dead"}, "dead letter"),
-        ({"st": "leased", "own": "w.1", "s:0": "token"}, "has ended"),
+        ({"st": "leased", "own": "w.1", "s:0": "token"}, "this episode ended"),
     ],
 )
 async def test_a_turn_of_an_episode_that_is_over_is_refused(
@@ -481,7 +481,7 @@ async def test_no_episode_is_429_with_the_reason(
 
     PublishedWaiting(client, keys, "producer").blocked_on(GateClosed("actor", 4, 4), since_s=1.0)
     answer = (await post(f"{url}/v1/episodes", CLIENT))[1]
-    assert "the producer waits: trainer:actor to publish (blocked by the staleness" in answer["error"]["message"]
+    assert "the producer waits for trainer:actor to publish (blocked by the staleness" in answer["error"]["message"]
 
 
 async def test_no_worker_of_agents_is_429_with_the_reason(url: str, worker: PlayedWorker, config: Config) -> None:
@@ -490,7 +490,7 @@ async def test_no_worker_of_agents_is_429_with_the_reason(url: str, worker: Play
         status, answer, _ = await post(f"{fresh}/v1/episodes", CLIENT)
 
     assert status == 429
-    assert "no worker that runs agents' episodes is ready" in answer["error"]["message"]
+    assert "no worker for agent episodes is ready" in answer["error"]["message"]
 
 
 async def test_a_draining_worker_is_asked_for_an_episode_after_others(

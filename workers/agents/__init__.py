@@ -1,1 +1,1 @@
-"""Samples that agents outside the workers run, over HTTP, and environments that speak in chat messages."""
+"""Run samples with agents outside the workers over HTTP, and with environments that use chat messages."""

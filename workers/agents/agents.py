@@ -1,4 +1,4 @@
-"""The episodes of one worker that agents run: those that wait for an agent, and those that have one."""
+"""Manage the agent episodes of one worker: waiting for an agent, or open."""
 
 import secrets
 from dataclasses import asdict
@@ -15,17 +15,17 @@ from penstock.workers.agents.parsing import Answer
 from penstock.workers.agents.requests import Request, TextRequest
 from penstock.workers.hooks.open_calls import calling
 
-#: Kind of the wait for an agent.
+#: Kind of the open call that reports a wait for an agent.
 _OPEN = "agents"
 
 
 class Agents:
-    """All episodes of a worker, by sample, in the order of their leases.
+    """Hold all episodes of a worker by sample, in the order of their leases.
 
     Args:
-        token: of the run; signs keys.
-        chat: parses answers.
-        template: renders histories, in a thread of its own: no other may use its tokenizer.
+        token: token of the run, which signs episode keys.
+        chat: parser of answers.
+        template: renders histories in a separate thread, which alone may use its tokenizer.
         idle_s: longest wait for a request of an agent.
     """
 
@@ -37,7 +37,7 @@ class Agents:
         self._episodes: dict[tuple[str, int], AgentEpisode] = {}
 
     def counts(self) -> dict[str, int]:
-        """Return the number of episodes by state: waiting for an agent, or open. Safe in another thread."""
+        """Count episodes by state: waiting for an agent, or open. Thread-safe."""
         opened = [episode.opened.is_set() for episode in list(self._episodes.values())]
         return {"waiting": opened.count(False), "open": opened.count(True)}
 
@@ -46,11 +46,11 @@ class Agents:
         await self._chat.verify()
 
     async def begin(self, sample: Sample, attempt: int) -> AgentEpisode:
-        """Return the episode of a sample once an agent has opened it, at once if it continues or is over."""
+        """Register a sample's episode; return it once an agent has opened it, or at once if it continues or is over."""
         episode = AgentEpisode(
             sample,
             attempt,
-            answering=self._answer,
+            make_answer=self._answer,
             idle_s=self._idle_s,
             max_context=self._chat.max_context,
             max_turns=self._chat.max_turns,
@@ -67,15 +67,15 @@ class Agents:
         return episode
 
     async def end(self, episode: AgentEpisode) -> None:
-        """Forget an episode, and tell its agent."""
+        """Close an episode, notify its agent, and remove it."""
         name = episode.job.id, episode.k
-        # A worker that lost the job may have leased it again, with an episode of its own.
+        # After a lost lease, this worker may have leased the job again and registered another episode.
         if self._episodes.get(name) is episode:
             del self._episodes[name]
         await episode.close()
 
     def open(self) -> dict[str, Any] | None:
-        """Open the oldest episode without an agent; return its key and task, None if every episode has an agent."""
+        """Open the oldest episode without an agent; return its key and task, or None if every episode has an agent."""
         episode = next((one for one in self._episodes.values() if one.nonce is None and not one.opened.is_set()), None)
         if episode is None:
             return None
@@ -96,8 +96,8 @@ class Agents:
         """Return the episode of a key.
 
         Raises:
-            EpisodeMoved: this worker does not hold it.
-            EpisodeSuperseded: it started over.
+            EpisodeMoved: this worker does not have the episode.
+            EpisodeSuperseded: the episode started over.
         """
         episode = self._episodes.get((key.job, key.k))
         if episode is None:
@@ -108,7 +108,7 @@ class Agents:
         return episode
 
     async def _answer(self, sample: Sample, index: int, turn: Turn, request: Request) -> dict[str, Any]:
-        """Return what an agent receives of a turn."""
+        """Build the response to an agent for a turn."""
         ids = sample.tokens[turn.start : turn.end]
         if isinstance(request, TextRequest) or not self._chat.parses(request.tools):
             answer = Answer(sample.turns[index])

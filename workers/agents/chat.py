@@ -1,7 +1,7 @@
-"""Chat conversations as token ids, by the model's chat template: generated tokens are never encoded a second time.
+"""Render chat conversations to token ids by the model's chat template, without encoding generated tokens again.
 
-A template is only known by what it renders. So the text that follows an answer is found by rendering the conversation
-with a marker in place of the answer: what follows the marker ends the answer's turn, and holds the new messages.
+A template only shows its format by rendering. To find the text that follows an answer, the conversation is rendered
+with a marker instead of the answer: the text after the marker ends the answer's turn and contains the new messages.
 """
 
 import json
@@ -14,7 +14,7 @@ from penstock.text import format_exc, safe_repr, utf8_safe
 
 Message = dict[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
-#: End of the reasoning in an answer, if the template does not render reasoning.
+#: Default end of the reasoning in an answer, for templates that do not render reasoning.
 THINK_END = "</think>"
 
 
@@ -22,18 +22,18 @@ class ChatTemplate:
     """Render conversations to token ids.
 
     Args:
-        tokenizer: a Hugging Face tokenizer with a chat template.
+        tokenizer: Hugging Face tokenizer with a chat template.
         kwargs: variables of the template, such as ``enable_thinking``.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or the template cannot render one message.
+        ConfigError: the tokenizer has no chat template, or the template cannot render a message.
     """
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
-                "the tokenizer in model.path has no chat template: use an instruct model, or put a chat_template.jinja "
-                "into the model's folder."
+                "the tokenizer in model.path has no chat template: use an instruct model, or add chat_template.jinja "
+                "to the model's folder."
             )
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs or {})
@@ -49,7 +49,7 @@ class ChatTemplate:
             ) from exc
 
     def start(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> list[int]:
-        """Return the ids of a conversation and of the prompt for the next answer.
+        """Return the token ids of a conversation with the generation prompt for the next answer.
 
         Raises:
             ValueError: the template cannot render these messages.
@@ -59,34 +59,34 @@ class ChatTemplate:
     def continuation(
         self, messages: Sequence[Mapping[str, Any]], answer: int, tools: Tools, generated: Sequence[int]
     ) -> list[int] | None:
-        """Return the ids that follow a generated answer: the end of its turn, new messages, and the next prompt.
+        """Return the token ids that follow a generated answer: end of turn, new messages, generation prompt.
 
         Args:
-            messages: the whole conversation.
-            answer: index of the message that holds the answer, as the client returned it; later messages are new.
-            generated: ids of the answer; a stop id may be the last one.
+            messages: complete conversation.
+            answer: index of the message with the answer, as the client sent it; later messages are new.
+            generated: token ids of the answer; a stop id may be the last one.
 
         Returns:
-            None if ids that only grow cannot express this conversation: the template changes what precedes the answer,
-            removes its reasoning, or ends its turn with another token than the generated one.
+            None if appending cannot express this conversation: the template changes text before the answer, removes its
+            reasoning, or ends its turn with another token than the generated one.
 
         Raises:
-            ValueError: a message is not a message.
+            ValueError: a message is invalid.
         """
         plain = normalize(messages)
         ids = self._following(plain, answer, tools, generated)
         return None if ids is None else self._without_end(ids, generated)
 
     def text_continuation(self, answer: str, rest: str, generated: Sequence[int]) -> list[int] | None:
-        """Return the ids of the text behind a generated answer, without the end of the answer that was generated.
+        """Return the token ids of the text after a generated answer, without the generated stop.
 
         Args:
             answer: text of the answer, without the stop that ended it.
-            rest: all text that follows it.
-            generated: ids of the answer; they include the stop.
+            rest: complete text after the answer.
+            generated: token ids of the answer, including the stop.
 
         Returns:
-            None if ids that only grow cannot express it: a stop text was generated, and ``rest`` omits it.
+            None if appending cannot express it: a stop text was generated, and ``rest`` omits it.
         """
         text = self._tokenizer.decode(list(generated), skip_special_tokens=False)
         end = text[len(answer) :] if text.startswith(answer) else ""
@@ -99,14 +99,14 @@ class ChatTemplate:
     def _following(
         self, messages: list[Message], answer: int, tools: Tools, generated: Sequence[int]
     ) -> list[int] | None:
-        """Return the ids of the complete end of an answer's turn, and of all that follows; None if unknown."""
+        """Return the token ids from the end of an answer's turn on; None if the template hides them."""
         try:
             context = self._render(messages[:answer], tools, prompts=False)
         except ValueError:
             return None
         has_reasoning = self._think_end in self._tokenizer.decode(list(generated), skip_special_tokens=False)
         calls = messages[answer].get("tool_calls")
-        # The end of a turn with calls may differ from that of a turn without; some templates refuse several calls.
+        # A turn with calls may end differently from a turn without; some templates refuse several calls.
         for marked in (self._marked_call, self._marked_content) if calls else (self._marked_content,):
             rest = self._after_marker(messages, answer, tools, marked(messages[answer]), context)
             if rest is None or (has_reasoning and not self._keeps_reasoning(messages, answer, tools)):
@@ -114,7 +114,7 @@ class ChatTemplate:
             ids = self.encode(rest)
             if marked == self._marked_content:
                 return ids
-            # The syntax between the arguments of a call and the next special token was generated.
+            # The model generated the syntax between the arguments of a call and the next special token.
             if (first := self._first_special(ids)) is not None:
                 return ids[first:]
         return None
@@ -122,7 +122,7 @@ class ChatTemplate:
     def _after_marker(
         self, messages: list[Message], answer: int, tools: Tools, marked: Message, context: str
     ) -> str | None:
-        """Return the text after the marker in a conversation; None if its beginning is not ``context``."""
+        """Return the rendered text after the marker; None if the text does not begin with ``context``."""
         try:
             text = self._render([*messages[:answer], marked, *messages[answer + 1 :]], tools)
         except ValueError:
@@ -132,7 +132,7 @@ class ChatTemplate:
         return text.partition(self._marker)[2]
 
     def _keeps_reasoning(self, messages: list[Message], answer: int, tools: Tools) -> bool:
-        """Return whether the reasoning of an answer is rendered, in its own field or as text of the content."""
+        """Return whether the template renders the reasoning of an answer, from its field or from the content."""
         marker, message = self._reasoning_marker, messages[answer]
         as_text = f"<think>\n{marker}\n{self._think_end}\n\n{self._marker}"
         for changed in ({"reasoning_content": marker}, {"content": as_text}):
@@ -153,7 +153,7 @@ class ChatTemplate:
         return message | {"tool_calls": [*earlier, last | {"function": function}]}
 
     def _without_end(self, ids: list[int], generated: Sequence[int]) -> list[int] | None:
-        """Remove what was generated of the end of a turn; None if it was ended by another token."""
+        """Remove the generated part of a turn's end; return None if another token ended the turn."""
         last = list(generated)
         first = self._first_special(ids)
         for begin in dict.fromkeys((0, first or 0)):
@@ -167,7 +167,7 @@ class ChatTemplate:
         return next((at for at, token in enumerate(ids) if token in self._special_ids), None)
 
     def _find_think_end(self) -> str:
-        """Return the text between the reasoning and the content of an answer."""
+        """Return the text that the template puts between reasoning and content."""
         question = {"role": "user", "content": "a"}
         self._render([question], None)
         answer = {"role": "assistant", "content": self._marker, "reasoning_content": self._reasoning_marker}
@@ -192,28 +192,28 @@ class ChatTemplate:
         return utf8_safe(str(text))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens added."""
+        """Return the token ids of a text, without adding special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def normalize(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return OpenAI messages as templates expect them: text as one string, arguments of calls as objects.
+    """Convert OpenAI messages to the form that templates expect: content as one string, call arguments as objects.
 
     Raises:
-        ValueError: one has no role, or parts that are not text.
+        ValueError: a message has no role, or parts that are not text.
     """
     return [_normal_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def message_key(message: dict[str, Any]) -> list[Any]:
-    """Return what two messages must have in common to be equal: clients change ids, blanks and absent fields."""
+    """Return the fields that equal messages share; clients may change ids, whitespace and absent fields."""
     calls = [[call["function"]["name"], call["function"].get("arguments")] for call in message.get("tool_calls") or ()]
     return [message["role"], (message.get("content") or "").strip(), message.get("name") or "", calls]
 
 
 def _normal_message(message: object, where: str) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"{where} is {safe_repr(message)}, which is not an object with a role.")
+        raise ValueError(f"{where} is {safe_repr(message)}: send an object with a role.")
     plain: Message = {**message, "content": _text(message.get("content"), where)}
     if plain["role"] == "developer":
         plain["role"] = "system"
@@ -221,7 +221,7 @@ def _normal_message(message: object, where: str) -> Message:
         plain["reasoning_content"] = reasoning
     if calls := plain.pop("tool_calls", None):
         if not isinstance(calls, list):
-            raise ValueError(f"{where}.tool_calls is {safe_repr(calls)}, which is not a list of calls.")
+            raise ValueError(f"{where}.tool_calls is {safe_repr(calls)}: send a list of calls.")
         plain["tool_calls"] = [_normal_call(call, f"{where}.tool_calls") for call in calls]
     return plain
 
@@ -239,12 +239,12 @@ def _text(content: object, where: str) -> str:
 def _normal_call(call: object, where: str) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"{where} holds {safe_repr(call)}, which is not a call of a function with a name.")
+        raise ValueError(f"{where} contains {safe_repr(call)}: send function calls with a name.")
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
 
 
 def _arguments(text: object) -> object:
-    """Return the arguments of a call as an object; text that is not a JSON object stays text."""
+    """Parse the arguments of a call as an object; return text that is not a JSON object unchanged."""
     if not isinstance(text, str):
         return text or {}
     try:

@@ -1,4 +1,4 @@
-"""Environments that are a program: it asks the model, and the worker generates.
+"""Write an environment as a program that calls the model; the worker generates its answers.
 
     class Debate(ConversationEnvironment):
         async def run(self, job: Job) -> float:
@@ -8,8 +8,8 @@
             second = await self.ask([question, first.to_message(), doubt])
             return float(job.label in second.content)
 
-Each answer keeps its tokens: messages that extend the last conversation add only their own tokens, any others begin a
-new part of the sample.
+Answers keep their generated tokens: messages that extend the last conversation add only new tokens, other messages
+start a new part of the sample.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Schemas = list[dict[str, Any]]
 
 
 class ConversationFull(Exception):
-    """No further answer fits: ``rollout.max_turns`` or ``rollout.max_context_tokens`` is reached."""
+    """Signal that no further answer fits into ``rollout.max_turns`` or ``rollout.max_context_tokens``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +41,7 @@ class _Request:
     answer: Answer | None = None
 
     def extends(self, last: "_Request") -> bool:
-        """Return whether the messages are those of ``last``, its answer, and more."""
+        """Return whether the messages extend those of ``last`` and its answer."""
         size = len(last.messages)
         if self.tools != last.tools or self.messages[:size] != last.messages or len(self.messages) == size:
             return False
@@ -51,11 +51,11 @@ class _Request:
 
 
 class ConversationEnvironment(ABC):
-    """Run a program that asks the model. Subclasses override ``run``."""
+    """Run a program that calls the model. Subclasses override ``run``."""
 
     #: Variables of the chat template, such as ``enable_thinking``.
     template_kwargs: ClassVar[Mapping[str, Any]] = {}
-    #: None besides those of the run. With this attribute turns that end at a limit are answers too.
+    #: No limits besides the run's. With this attribute, truncated turns count as answers too.
     turn_limits: ClassVar[Mapping[str, Any]] = {}
     #: The sample after the last answer. ``run`` may set its ``reward_info``.
     sample: Sample
@@ -72,16 +72,16 @@ class ConversationEnvironment(ABC):
         """Run one sample; return its reward, or None to have the job's reward function compute it."""
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Answer:
-        """Return the model's answer to a conversation. Blocks until it is generated.
+        """Return the model's answer to a conversation. Blocks until the answer is generated.
 
         Args:
-            messages: of OpenAI's API.
+            messages: messages in OpenAI's format.
             tools: OpenAI schemas.
 
         Raises:
             ConversationFull: no further answer fits.
-            ConfigError: there are tools, and the configuration names no parser of calls.
-            ValueError: a message is not a message.
+            ConfigError: tools are given, but ``agents.tool_call_parser`` is not set.
+            ValueError: a message is invalid.
         """
         if tools:
             self._chat.check_parses_calls()
@@ -90,19 +90,19 @@ class ConversationEnvironment(ABC):
         return await request.answered
 
     async def reset(self, job: Job) -> Observation:
-        """Start the program; return the prompt that it asks for."""
+        """Start the program; return the prompt of its first request."""
         await self.close()
         requests = self._requests = asyncio.Queue()
         self._program = asyncio.create_task(guarded(lambda: self.run(job)))
         self._program.add_done_callback(lambda _: requests.put_nowait(None))
         request = await self._next()
         if request is None:
-            raise ValueError("its run ended without asking the model")
+            raise ValueError("its run ended without calling ask")
         self._last = request
         return Observation(tokens=self._template.start(request.messages, request.tools))
 
     async def step(self, sample: Sample) -> Observation | None:
-        """Give the program the last turn; return what it asks next, None once it has ended."""
+        """Pass the last turn to the program; return its next request, or None once it has ended."""
         assert self._last is not None
         self.sample, last = sample, self._last
         generated = sample.tokens[sample.last_turn_start :]
@@ -121,13 +121,13 @@ class ConversationEnvironment(ABC):
         return observation
 
     async def close(self) -> None:
-        """End the program, if it runs."""
+        """Cancel the program if it is running."""
         if self._program is not None and not self._program.done():
             self._program.cancel()
             await asyncio.wait({self._program})
 
     async def _next(self) -> _Request | None:
-        """Return the next request; None at the end of the program. Raises what it raised."""
+        """Return the next request, or None at the end of the program; re-raise exceptions of the program."""
         request = await self._requests.get()
         if request is None:
             assert self._program is not None
@@ -135,7 +135,7 @@ class ConversationEnvironment(ABC):
         return request
 
     async def _refuse(self, request: _Request | None) -> None:
-        """Answer this and all later requests with ConversationFull, until the program ends."""
+        """Fail this and all later requests with ConversationFull until the program ends."""
         while request is not None:
             if not request.answered.done():
                 request.answered.set_exception(ConversationFull("no further answer fits into the sample"))

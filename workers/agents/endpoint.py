@@ -1,4 +1,4 @@
-"""HTTP endpoint of a worker for the gateway: open an episode, take a turn, end it."""
+"""Serve the gateway's HTTP calls to a worker: open an episode, take a turn, end the episode."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,12 +16,12 @@ from penstock.workers.agents.agents import Agents
 from penstock.workers.agents.episode import AgentEpisode, End, read_end
 from penstock.workers.agents.requests import MAX_REQUEST_BYTES, RequestInvalid, read_request
 
-#: Status of each error of an episode.
+#: Episode error -> HTTP status.
 _STATUS = {RequestInvalid: 400, EpisodeKeyInvalid: 401, EpisodeMoved: 404, EpisodeSuperseded: 409}
 
 
 class Endpoint:
-    """Serve the episodes of one worker, in its event loop."""
+    """Serve the episodes of one worker in its event loop."""
 
     def __init__(self, config: Config, agents: Agents) -> None:
         self._config, self._reached_at = config.agents, config.reached_at
@@ -32,7 +32,7 @@ class Endpoint:
 
     async def start(self) -> None:
         """Listen on a free port. Raises OSError."""
-        # A request is encoded again by the gateway, with its key.
+        # The gateway encodes requests again, with their key.
         app = web.Application(client_max_size=2 * MAX_REQUEST_BYTES, middlewares=[self._checked])
         app.add_routes([
             web.post("/open", self._open),
@@ -40,7 +40,7 @@ class Endpoint:
             web.post("/finish", self._finish),
             web.post("/fail", self._fail),
         ])  # fmt: skip
-        # A gateway may die while a turn is generated; its agent asks again.
+        # If a gateway dies during a turn, its agent sends the request again.
         self._runner = web.AppRunner(
             app, access_log=None, logger=BAD_REQUESTS, handler_cancellation=False, shutdown_timeout=1.0
         )
@@ -60,7 +60,7 @@ class Endpoint:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         if not is_authorized(request.headers.get("Authorization"), self._token):
-            return _error(401, "The run's token is missing or wrong.")
+            return _error(401, "The run's token is missing or wrong: set the same token for gateway and worker.")
         try:
             return await handler(request)
         except (RequestInvalid, EpisodeKeyInvalid, EpisodeMoved, EpisodeSuperseded) as exc:
@@ -87,7 +87,7 @@ class Endpoint:
 
     async def _episode(self, request: web.Request) -> tuple[AgentEpisode, Any]:
         data = await request.read()
-        # Large histories take milliseconds to parse: other samples' answers come first.
+        # Parsing a large history takes milliseconds: let other samples' answers go first.
         await asyncio.sleep(0)
         try:
             body = orjson.loads(data)
@@ -95,7 +95,7 @@ class Endpoint:
             raise RequestInvalid(f"the request is not JSON: {exc}") from exc
         key = body.pop("key", None) if isinstance(body, dict) else None
         if not isinstance(key, str):
-            raise RequestInvalid("the request names no key")
+            raise RequestInvalid("the request has no key: send the key of the episode")
         return self._agents.find(read_key(self._token, key)), body
 
 

@@ -1,4 +1,4 @@
-"""The conversations of environments and agents with a worker's model: rendered, parsed, and how much of them fits."""
+"""Render, parse and bound the conversations of environments and agents with a worker's model."""
 
 import asyncio
 import json
@@ -14,12 +14,12 @@ from penstock.workers.agents.parsing import Answer, AnswerParser
 from penstock.workers.engine import Engine
 from penstock.workers.jobs.environments import Observation
 
-#: Interval of attempts to parse an answer while the engine restarts.
+#: Seconds between attempts to parse an answer while the engine restarts.
 _RETRY_S = 0.5
 
 
 class ModelChat(AnswerParser):
-    """Render and parse the conversations with one model."""
+    """Render and parse conversations with one model."""
 
     def __init__(self, config: Config, engine: Engine, tokenizer: Tokenizer) -> None:
         agents = config.agents
@@ -37,23 +37,23 @@ class ModelChat(AnswerParser):
         return self._templates[key]
 
     def check_parses_calls(self) -> None:
-        """Raise ConfigError if calls of tools in answers are not parsed."""
+        """Raise ConfigError if tool calls in answers are not parsed."""
         if self._tool_call_parser is None:
             raise ConfigError(
-                "agents.tool_call_parser is missing, and an environment has tools: set it to the parser of the model's "
-                "family, such as qwen25."
+                "agents.tool_call_parser is missing, but an environment has tools: set the parser of the model family, "
+                "such as qwen25."
             )
 
     @property
     def max_context(self) -> int:
-        """Return the most tokens of a part."""
+        """Return the largest number of tokens of a part."""
         return min(self._max_context, self._engine.info.max_context)
 
     async def parse(self, generated: Sequence[int], tools: Tools, name: str, stops: Sequence[str] = ()) -> Answer:
-        """Return the parts of an answer, as ``AnswerParser.parse``. Waits while the engine, which parses it, restarts.
+        """Parse an answer like ``AnswerParser.parse``; wait while the engine, which parses it, restarts.
 
         Raises:
-            ConfigError: the engine does not have the parsers of section ``agents``.
+            ConfigError: the engine lacks the parsers of section ``agents``.
         """
         while True:
             try:
@@ -63,7 +63,7 @@ class ModelChat(AnswerParser):
                 await asyncio.sleep(_RETRY_S)
 
     def has_room(self, sample: Sample, observation: Observation) -> bool:
-        """Return whether a turn can follow an observation of token ids."""
+        """Return whether a turn fits after an observation of token ids."""
         begin = sample.parts[-1] if sample.parts else 0
         length = len(observation.tokens or ()) + (0 if observation.new_part else len(sample.tokens) - begin)
         return sample.num_turns < self.max_turns and length < self.max_context

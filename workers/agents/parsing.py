@@ -1,4 +1,4 @@
-"""Parse generated answers into content, reasoning and calls of tools, by the parsers of the engine."""
+"""Parse generated answers into content, reasoning and tool calls with the engine's parsers."""
 
 import base64
 import hashlib
@@ -14,36 +14,36 @@ from penstock.workers.engine import Engine
 
 log = logging.getLogger(__name__)
 
-#: Letters of a call's id: the templates of some models accept no other number.
+#: Length of a call id; the templates of some models accept no other length.
 _ID_LETTERS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool."""
+    """Hold one tool call."""
 
     id: str
     name: str
-    #: JSON text.
+    #: Arguments as JSON text.
     arguments: str
 
     def to_message(self) -> dict[str, Any]:
-        """Return the call as it is in a message of OpenAI's API."""
+        """Convert the call to OpenAI's message format."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts of an answer, without special tokens."""
+    """Hold the parts of an answer, without special tokens."""
 
     content: str
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
-    #: Whether it ended at a limit of its length.
+    #: Whether the answer ended at a length limit.
     is_truncated: bool = False
 
     def to_message(self) -> dict[str, Any]:
-        """Return the answer as a message of OpenAI's API, with ``reasoning_content``."""
+        """Convert the answer to OpenAI's message format, with ``reasoning_content``."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -53,12 +53,12 @@ class Answer:
 
 
 class AnswerParser:
-    """Parse answers.
+    """Parse answers with the parsers of the engine.
 
     Args:
-        tokenizer: a Hugging Face tokenizer.
-        tool_call_parser: name of SGLang's parser of calls; None: answers have none.
-        reasoning_parser: name of SGLang's parser of reasoning; None: reasoning is content.
+        tokenizer: Hugging Face tokenizer.
+        tool_call_parser: name of SGLang's parser of tool calls; None: calls are not parsed.
+        reasoning_parser: name of SGLang's parser of reasoning; None: reasoning is part of the content.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class AnswerParser:
         self._special = re.compile("|".join(re.escape(token) for token in _special_tokens(tokenizer)) or "(?!)")
 
     async def verify(self) -> None:
-        """Parse a text with each parser, once. Blocks for a round trip each.
+        """Test each parser once on a text. Blocks for a round trip each.
 
         Raises:
-            ConfigError: the engine does not have a parser of this name.
+            ConfigError: the engine has no parser of this name.
             EngineDied: the connection was lost.
         """
         if self._is_verified:
@@ -96,16 +96,16 @@ class AnswerParser:
         self._is_verified = True
 
     def parses(self, tools: Tools) -> bool:
-        """Return whether an answer of a model that was offered ``tools`` is more than text."""
+        """Return whether an answer to a request with ``tools`` needs parsing."""
         return self._reasoning_parser is not None or (self._tool_call_parser is not None and bool(tools))
 
     async def parse(self, generated: Sequence[int], tools: Tools, name: str, stops: Sequence[str] = ()) -> Answer:
-        """Return the parts of an answer; text that cannot be parsed is content.
+        """Split an answer into its parts; text that cannot be parsed becomes content.
 
         Args:
-            generated: ids of the answer; a stop id may be the last one.
-            name: of the sample and its turn: the same name gives calls the same ids.
-            stops: texts that end an answer, and are not part of it.
+            generated: token ids of the answer; a stop id may be the last one.
+            name: name of sample and turn, from which call ids are derived.
+            stops: texts that end an answer and are removed from it.
 
         Raises:
             EngineDied: the connection was lost.
@@ -118,7 +118,7 @@ class AnswerParser:
             text = text.partition(stop)[0]
         reasoning, text = await self._separate_reasoning(text, name)
         content, calls = await self._parse_calls(text, tools or (), name)
-        # A parser may remove the text of calls that it cannot read.
+        # A parser may remove calls that it cannot parse: keep their text.
         parsed = [ToolCall(_call_id(name, index), *call) for index, call in enumerate(calls)]
         return Answer(self._plain(content if calls else text), self._plain(reasoning), parsed)
 
@@ -130,7 +130,7 @@ class AnswerParser:
         except EngineDied:
             raise
         except EngineError as exc:
-            log.warning("%s: its reasoning stays text: %s", name, exc)
+            log.warning("%s: failed to parse its reasoning, kept as text: %s", name, exc)
             return "", text
 
     async def _parse_calls(
@@ -143,7 +143,7 @@ class AnswerParser:
         except EngineDied:
             raise
         except EngineError as exc:
-            log.warning("%s: its calls of tools stay text: %s", name, exc)
+            log.warning("%s: failed to parse its tool calls, kept as text: %s", name, exc)
             return text, []
 
     def _plain(self, text: str) -> str:
@@ -152,7 +152,7 @@ class AnswerParser:
 
 def _special_tokens(tokenizer: Any) -> list[str]:
     added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
-    # The longest first, as one may begin another.
+    # Longest first, because a token may be a prefix of another.
     return sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
 
 

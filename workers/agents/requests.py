@@ -1,7 +1,7 @@
-"""Requests of an agent for a turn: a chat history, or a text.
+"""Represent requests of an agent for a turn: a chat history, or a text.
 
-The turn that a request continues is found by digests of its first messages (or characters): a history that differs
-anywhere has another digest.
+The turn that a request continues is found by digests of the request's first messages (or characters), as any change of
+the history changes the digest.
 """
 
 import asyncio
@@ -24,35 +24,35 @@ MAX_REQUEST_BYTES = 8 * 1024 * 1024
 
 T = TypeVar("T")
 
-#: Digests, renders and encodes histories, a second per megabyte. One thread: a tokenizer is not safe in two.
+#: Digests, renders and encodes histories, at a second per megabyte. One thread, as a tokenizer is not thread-safe.
 _ENCODING = ThreadPoolExecutor(1, "encode")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Return the result of ``work`` on a request, made in a thread of its own."""
+    """Run ``work`` on a request in the encoding thread; return its result."""
     return await asyncio.get_running_loop().run_in_executor(_ENCODING, work)
 
 
 class RequestInvalid(ValueError):
-    """A request that no turn can answer; says why, for the agent."""
+    """Report an invalid request; the message is sent to the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one turn."""
+    """Hold the limits of one turn."""
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
 
 
 class Request(ABC):
-    """The context of one turn.
+    """Hold the context of one turn.
 
     Attributes:
-        size: its messages, or characters.
-        limits: of the turn.
-        is_retry: the client may have sent it before; an answer that exists is repeated.
-        answered: gets the answer, a JSON object, or RequestInvalid.
+        size: number of messages or characters.
+        limits: limits of the turn.
+        is_retry: the client may have sent the request before; an existing answer is repeated.
+        answered: future of the answer, a JSON object, or RequestInvalid.
     """
 
     size: int
@@ -64,7 +64,7 @@ class Request(ABC):
         self.answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     @property
-    def asked(self) -> bytes:
+    def request_digest(self) -> bytes:
         """Return the digest of the complete request."""
         return self.digest(self.size)
 
@@ -73,18 +73,18 @@ class Request(ABC):
         """Return the digest of the first ``n`` messages or characters."""
 
     def continues(self, size: int, answer: bytes, length: int) -> bool:
-        """Return whether an answer follows the first ``size`` messages or characters, and more follows the answer.
+        """Return whether the first ``size`` messages or characters are followed by an answer and more.
 
         Args:
             answer: digest of the answer.
-            length: messages or characters of the answer.
+            length: number of messages or characters of the answer.
         """
         end = size + length
         return end < self.size and self._part(size, end) == answer
 
     @abstractmethod
     def answer_digest(self, answer: dict[str, Any]) -> tuple[bytes, int]:
-        """Return the digest of an answer as it will stand in later requests, and its messages or characters."""
+        """Return the digest of an answer as later requests contain it, and its number of messages or characters."""
 
     @abstractmethod
     def start(self) -> list[int]:
@@ -92,20 +92,20 @@ class Request(ABC):
 
     @abstractmethod
     def continuation(self, size: int, length: int, generated: Sequence[int]) -> list[int] | None:
-        """Return the tokens behind an answer; None: it cannot be continued token by token. Raises RequestInvalid.
+        """Return the tokens after an answer, or None if appending tokens cannot continue it. Raises RequestInvalid.
 
         Args:
-            size, length: of the request that was answered, and of its answer.
-            generated: tokens of that answer.
+            size, length: size of the answered request, and length of its answer.
+            generated: token ids of that answer.
         """
 
     @abstractmethod
     def _part(self, start: int, end: int) -> bytes:
-        """Return the digest of what lies between two positions."""
+        """Return the digest of the messages or characters between two positions."""
 
 
 class ChatRequest(Request):
-    """A chat history, with the tools that the agent offers."""
+    """Represent a chat history with the agent's tools."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class ChatRequest(Request):
 
 
 class TextRequest(Request):
-    """A text that is continued as it is."""
+    """Represent a text that is continued without a chat template."""
 
     def __init__(self, text: str, chat: ChatTemplate, limits: Limits, *, is_retry: bool) -> None:
         super().__init__(limits, is_retry=is_retry)
@@ -186,7 +186,7 @@ def _digest(value: Any, before: bytes = b"") -> bytes:
 
 
 def read_request(body: Any, chat: ChatTemplate) -> Request:
-    """Return the request in the body of ``POST /turn``. Raises RequestInvalid."""
+    """Parse the body of ``POST /turn``. Raises RequestInvalid."""
     if not isinstance(body, dict):
         raise RequestInvalid("the request is not a JSON object")
     limits = Limits(_max_tokens(body.get("max_tokens")), _stops(body.get("stop")))
@@ -195,28 +195,28 @@ def read_request(body: Any, chat: ChatTemplate) -> Request:
         return TextRequest(text, chat, limits, is_retry=is_retry)
     messages, tools = body.get("messages"), body.get("tools") or []
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise RequestInvalid(f"messages has to be a list of 1 to {MAX_MESSAGES} messages")
+        raise RequestInvalid(f"messages must be a list of 1 to {MAX_MESSAGES} messages")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS or not all(isinstance(one, dict) for one in tools):
-        raise RequestInvalid(f"tools has to be a list of at most {MAX_TOOLS} tools")
+        raise RequestInvalid(f"tools must be a list of at most {MAX_TOOLS} tools")
     try:
         read = normalize(messages)
     except ValueError as exc:
         raise RequestInvalid(str(exc)) from exc
     if read[-1]["role"] == "assistant":
-        raise RequestInvalid("the last message is the assistant's: end with a message that it is to answer")
+        raise RequestInvalid("the last message has role assistant: end with a message for the assistant to answer")
     return ChatRequest(read, tools, chat, limits, is_retry=is_retry)
 
 
 def _max_tokens(value: Any) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
-        raise RequestInvalid(f"max_tokens is {safe_repr(value)}: give a number above 0")
+        raise RequestInvalid(f"max_tokens is {safe_repr(value)}: send a number above 0")
     return value
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value or []
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-        raise RequestInvalid(f"stop has to be a text, or a list of at most {MAX_STOPS} texts")
+        raise RequestInvalid(f"stop must be a string, or a list of at most {MAX_STOPS} strings")
     if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP for stop in stops):
-        raise RequestInvalid(f"each text in stop has to have 1 to {MAX_STOP} characters")
+        raise RequestInvalid(f"each string in stop must have 1 to {MAX_STOP} characters")
     return tuple(stops)

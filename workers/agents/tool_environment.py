@@ -1,4 +1,4 @@
-"""Environments whose model calls tools.
+"""Let a model call tools in an environment.
 
     def add(a: int, b: int) -> str:
         '''Add two numbers.
@@ -16,8 +16,8 @@
         async def reward(self, sample: Sample) -> float:
             return float(sample.turns[-1].strip() == sample.job.label)
 
-The model's chat template renders the tools and the conversation, and the engine's parser (``agents.tool_call_parser``)
-reads the calls in an answer. Calls of one answer run concurrently.
+The model's chat template renders tools and conversation, and the engine's parser (``agents.tool_call_parser``) extracts
+the calls of an answer, which run concurrently.
 """
 
 import asyncio
@@ -34,38 +34,38 @@ from penstock.workers.agents.conversation import ConversationEnvironment, Conver
 from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.agents.parsing import Answer, ToolCall
 
-#: Most characters of a tool's result; the middle of a longer one is left out.
+#: Most characters of a tool's result; the middle of a longer result is cut out.
 MAX_RESULT = 100_000
-#: Field of ``reward_info``: number of calls that raised.
+#: Key of ``reward_info`` with the number of calls that raised.
 TOOL_ERRORS = "tool_errors"
 
 Tool = Callable[..., Any] | Mapping[str, Any]
 
 
 class ToolEnvironment(ConversationEnvironment):
-    """Let a model call tools until it answers without a call. Subclasses name the tools and the reward."""
+    """Let a model call tools until it answers without a call. Subclasses define tools and reward."""
 
-    #: Functions with annotations and a docstring, or OpenAI schemas of tools that an overridden ``call`` knows.
+    #: Functions with annotations and a docstring, or OpenAI schemas of tools that an overridden ``call`` runs.
     tools: Sequence[Tool] = ()
-    #: Exceptions of a call that fail the sample. The text of any other is the call's result.
+    #: Exceptions of a call that fail the sample; the text of other exceptions becomes the call's result.
     fatal: tuple[type[Exception], ...] = ()
 
     def __init__(self, chat: ModelChat) -> None:
         super().__init__(chat)
-        #: Messages so far, the model's included.
+        #: Messages so far, including the model's.
         self.conversation: list[Message] = []
         self._functions: dict[str, Callable[..., Any]] = {}
 
     async def messages(self, job: Job) -> list[Message]:
-        """Return the first messages: ``messages`` of the job's metadata, else its prompt as a user message."""
+        """Return the first messages: ``messages`` of the job's metadata, or its prompt as a user message."""
         return list(job.metadata.get("messages") or [{"role": "user", "content": job.prompt}])
 
     async def list_tools(self, job: Job) -> Sequence[Tool]:
-        """Return the tools of a sample: by default ``tools``."""
+        """Return the tools of a sample, by default ``tools``."""
         return self.tools
 
     async def call(self, name: str, arguments: dict[str, Any], sample: Sample) -> Any:
-        """Return the result of a call: text, or anything that JSON has. An exception's text is a result too."""
+        """Run a tool call; return text or a JSON value. The text of an exception becomes the result too."""
         function = self._functions[name]
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
@@ -76,11 +76,11 @@ class ToolEnvironment(ConversationEnvironment):
         return list(await asyncio.gather(*(self._result(call, sample) for call in answer.tool_calls)))
 
     async def reward(self, sample: Sample) -> float | None:
-        """Return the reward at the end of the sample; None: the job's reward function computes it."""
+        """Return the reward at the end of the sample, or None to let the job's reward function compute it."""
         return None
 
     async def run(self, job: Job) -> float | None:
-        """Answer calls until an answer has none, or no further answer fits."""
+        """Run tool calls until an answer has no calls, or no further answer fits."""
         tools = await self.list_tools(job)
         schemas = [dict(tool) if isinstance(tool, Mapping) else schema_of(tool) for tool in tools]
         self._functions = {tool.__name__: tool for tool in tools if not isinstance(tool, Mapping)}
@@ -93,7 +93,7 @@ class ToolEnvironment(ConversationEnvironment):
         return await self.reward(self.sample)
 
     async def _turn(self, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Ask the model once; return the messages that follow its answer."""
+        """Call the model once; return the messages that follow its answer."""
         answer = await self.ask(self.conversation, schemas)
         self.conversation.append(answer.to_message())
         return [] if answer.is_truncated else await self.respond(answer, self.sample)
@@ -111,10 +111,10 @@ class ToolEnvironment(ConversationEnvironment):
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the OpenAI schema of a function, from its annotations and docstring.
+    """Build the OpenAI schema of a function from its annotations and docstring.
 
     Raises:
-        Exception: of transformers, which names what is missing.
+        Exception: error of transformers that names a missing annotation or docstring.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 
@@ -126,5 +126,5 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 def _arguments(call: ToolCall) -> dict[str, Any]:
     arguments = json.loads(call.arguments or "{}")
     if not isinstance(arguments, dict):
-        raise ValueError(f"the arguments of {call.name} have to be a JSON object")
+        raise ValueError(f"the arguments of {call.name} must be a JSON object")
     return arguments

@@ -1,1 +1,1 @@
-"""Environments of other packages, each through the package's own classes."""
+"""Adapt environments of other packages through their own classes."""

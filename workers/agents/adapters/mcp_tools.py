@@ -1,4 +1,4 @@
-"""Tools of an MCP server, which runs as a child process of the worker for as long as the sample does.
+"""Call tools of an MCP server, which runs as a child process of the worker during the sample.
 
 class Files(McpEnvironment):
     command = ("python", "files_server.py")
@@ -14,20 +14,20 @@ from penstock.workers.agents.tool_environment import Tool, ToolEnvironment
 
 
 class ServerLost(Exception):
-    """The MCP server ended, or closed its output."""
+    """Report that the MCP server exited or closed its output."""
 
 
 class McpEnvironment(ToolEnvironment):
-    """Let a model call the tools of an MCP server that talks over its standard input and output."""
+    """Let a model call the tools of an MCP server over standard input and output."""
 
-    #: Program of the server, and its arguments.
+    #: Program and arguments of the server.
     command: Sequence[str]
-    #: Environment variables of the server besides the few that the client passes on.
+    #: Environment variables of the server, besides the few that the client passes on.
     variables: ClassVar[Mapping[str, str]] = {}
     fatal = (ServerLost,)
 
     async def run(self, job: Job) -> float | None:
-        """Start the server, run the sample, and end the server."""
+        """Start the server, run the sample, and stop the server."""
         check_installed("mcp", "An MCP server")
         from mcp import ClientSession, StdioServerParameters
         from mcp.client.stdio import stdio_client
@@ -41,7 +41,7 @@ class McpEnvironment(ToolEnvironment):
             await session.initialize()
             try:
                 reward = await super().run(job)
-            except Exception as exc:  # raised below: the client would put it into a group
+            except Exception as exc:  # raised below, because the client would wrap it in an exception group
                 failure = exc
         if failure is not None:
             raise failure
@@ -57,7 +57,7 @@ class McpEnvironment(ToolEnvironment):
                 return [_schema(tool) for tool in tools]
 
     async def call(self, name: str, arguments: dict[str, Any], sample: Sample) -> str:
-        """Return the text of a result; an error of the tool is a result too. Raises ServerLost."""
+        """Return the result of a call as text; errors of the tool are results too. Raises ServerLost."""
         from mcp import McpError
         from mcp.types import CONNECTION_CLOSED
 
@@ -65,7 +65,7 @@ class McpEnvironment(ToolEnvironment):
             result = await self._session.call_tool(name, arguments)
         except McpError as exc:
             if exc.error.code == CONNECTION_CLOSED:
-                raise ServerLost(f"the MCP server {' '.join(self.command)} ended during a call of {name}") from exc
+                raise ServerLost(f"the MCP server {' '.join(self.command)} exited during a call of {name}") from exc
             raise
         return "\n".join(part.text if part.type == "text" else f"({part.type})" for part in result.content)
 

@@ -1,4 +1,4 @@
-"""Environments of OpenEnv, each a session on a server of its own.
+"""Run OpenEnv environments, each a session on its own server.
 
 class Echo(OpenEnvEnvironment):
     url = "http://localhost:8000"
@@ -15,36 +15,36 @@ from penstock.workers.agents.parsing import Answer
 
 
 class OpenEnvEnvironment(ConversationEnvironment):
-    """Play an episode of an OpenEnv server; its reward is the sum of the rewards of the steps."""
+    """Play an episode on an OpenEnv server; the reward is the sum of the step rewards."""
 
     #: Address of the server.
     url: str
 
     def client(self) -> Any:
-        """Return a client of the server: a typed one of the environment's package, or the one for plain objects."""
+        """Create a client of the server, for plain objects; override to return the environment's typed client."""
         check_installed("openenv", "An environment of OpenEnv")
         from openenv.core.generic_client import GenericEnvClient
 
         return GenericEnvClient(self.url)
 
     def reset_args(self, job: Job) -> dict[str, Any]:
-        """Return the arguments of the server's ``reset``: ``openenv`` of the job's metadata, if there are any."""
+        """Return the arguments of the server's ``reset``: the value ``openenv`` of the job's metadata, if present."""
         return dict(job.metadata.get("openenv") or {})
 
     def first_message(self, job: Job, observation: Any) -> str:
-        """Return the first user message: the job's prompt, and the first observation."""
+        """Return the first user message: the job's prompt and the first observation."""
         return f"{job.prompt}\n{self.message(observation)}"
 
     def message(self, observation: Any) -> str:
-        """Return the user message of an observation: as JSON."""
+        """Return the user message for an observation, by default JSON."""
         return json.dumps(observation, ensure_ascii=False, default=vars)
 
     def action(self, answer: Answer) -> Any:
-        """Return the action of an answer."""
+        """Return the action for an answer."""
         return {"message": answer.content}
 
     async def run(self, job: Job) -> float:
-        """Play until the server says that it is done, or no further answer fits."""
+        """Play until the server reports done, or no further answer fits."""
         total = 0.0
         async with self.client() as server:
             result = await server.reset(**self.reset_args(job))

@@ -1,4 +1,4 @@
-"""Datasets of reasoning-gym: their rows for producers, and their scoring as a reward.
+"""Use datasets of reasoning-gym: rows for producers, and scoring as a reward.
 
 data:
   train:
@@ -16,17 +16,17 @@ from typing import Any
 from penstock.records.sample import Sample
 from penstock.system.extras import check_installed
 
-#: Key of the metadata with a row's origin: arguments of the dataset as JSON, and the row's number.
+#: Metadata key with a row's origin: arguments of the dataset as JSON, and the row number.
 ORIGIN = "reasoning_gym"
 
 
 class ReasoningGym:
-    """Rows of one dataset, with columns ``prompt``, ``label`` and ``metadata``.
+    """Provide the rows of one dataset, with columns ``prompt``, ``label`` and ``metadata``.
 
     Args:
-        name: of the dataset, such as ``chain_sum``.
+        name: name of the dataset, such as ``chain_sum``.
         size: number of rows.
-        seed: of the rows.
+        seed: seed of the rows.
         config: settings of the dataset.
     """
 
@@ -38,14 +38,14 @@ class ReasoningGym:
         return len(self._dataset)
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return one row, which depends on the arguments and its number alone."""
+        """Return one row, which depends only on the arguments and its number."""
         entry = self._dataset[index]
         metadata = {ORIGIN: [self._arguments, index]}
         return {"prompt": entry["question"], "label": str(entry["answer"]), "metadata": metadata}
 
 
 def score(sample: Sample) -> float:
-    """Return the dataset's score of an answer: of the text in its last ``<answer>`` element, else of all its text."""
+    """Score the last ``<answer>`` element of an answer, or its complete text, with the dataset's scoring."""
     from reasoning_gym.utils import extract_answer
 
     arguments, index = sample.job.metadata[ORIGIN]

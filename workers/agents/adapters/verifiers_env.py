@@ -1,12 +1,12 @@
-"""Environments of verifiers: single-turn, multi-turn and with tools; their own loop runs, and their rubric scores.
+"""Run environments of verifiers (single-turn, multi-turn, with tools) with their own loop and rubric.
 
     class Wordle(VerifiersEnvironment):
         @classmethod
         def load(cls):
             return verifiers.load_environment("wordle")
 
-The environment classes are those of releases 0.1 to 0.3. Later ones run agents that talk to an address: give them that
-of ``penstock serve``.
+Supports the environment classes of releases 0.1 to 0.3. Later releases run agents against an API address: use the
+address of ``penstock serve``.
 """
 
 import time
@@ -20,23 +20,23 @@ from penstock.system.extras import check_installed
 from penstock.workers.agents.conversation import ConversationEnvironment, ConversationFull
 from penstock.workers.agents.parsing import Answer
 
-#: Key of the metadata with a row of the environment's dataset.
+#: Metadata key with a row of the environment's dataset.
 ROW = "verifiers"
 
 
 class VerifiersEnvironment(ConversationEnvironment):
-    """Run rollouts of an environment, whose model is the policy."""
+    """Run rollouts of an environment with the policy as its model."""
 
     @classmethod
     @abstractmethod
     def load(cls) -> Any:
-        """Return the environment. Called once in a process."""
+        """Load the environment; called once per process."""
 
     async def run(self, job: Job) -> float:
-        """Run a rollout of the job's row; its metrics become fields of the reward.
+        """Run a rollout of the job's row and add its metrics to ``reward_info``.
 
         Raises:
-            RuntimeError: the rollout ended by an error.
+            RuntimeError: the rollout failed.
         """
         check_installed("verifiers", "An environment of verifiers")
         environment = _loaded(type(self).load)
@@ -48,12 +48,12 @@ class VerifiersEnvironment(ConversationEnvironment):
 
 
 class VerifiersRows:
-    """Rows of an environment's dataset for producers: ``path: python:module:Class`` of a subclass.
+    """Provide rows of an environment's dataset to producers; set ``path: python:module:Class`` to a subclass.
 
     Columns are ``prompt``, ``label`` and ``metadata``.
     """
 
-    #: The environment whose rows these are.
+    #: Environment whose dataset is used.
     environment: type[VerifiersEnvironment]
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def _loaded(load: Callable[[], Any]) -> Any:
 
 
 def _client(environment: VerifiersEnvironment) -> Any:
-    """Return a client of verifiers whose answers the worker generates."""
+    """Create a client for verifiers whose answers the worker generates."""
     from openai.types.chat import ChatCompletion
     from verifiers.clients.openai_chat_completions_client import OpenAIChatCompletionsClient
     from verifiers.errors import OverlongPromptError
@@ -91,7 +91,7 @@ def _client(environment: VerifiersEnvironment) -> Any:
             return ChatCompletion.model_validate(_completion(answer, model))
 
         async def raise_from_native_response(self, response: Any) -> None:
-            """Accept every answer, the empty one too."""
+            """Accept every response, including an empty one."""
 
         async def close(self) -> None:
             """Leave the worker's engine running."""

@@ -1,1 +1,1 @@
-"""The gateway: agents run episodes over HTTP, by the APIs of OpenAI and Anthropic."""
+"""Serve episodes to agents over HTTP with the APIs of OpenAI and Anthropic."""

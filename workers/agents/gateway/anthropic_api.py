@@ -1,4 +1,4 @@
-"""Anthropic's API: messages. Requests are converted to messages in OpenAI's format."""
+"""Implement Anthropic's messages API; requests are converted to OpenAI's format."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ from penstock.workers.agents.gateway.turns import (
     token_limit,
 )
 
-#: Parameters that would constrain an answer, or change what it contains.
+#: Unsupported parameters, which would constrain an answer or change its content.
 _REFUSED = frozenset({"container", "mcp_servers", "output_format"})
 _HONOURED = ("messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "output_config")
 
-#: Type of an error, by status.
+#: HTTP status -> error type.
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -51,13 +51,13 @@ class Messages(Format):
         ignored = check_fields(body, _HONOURED, _REFUSED) + _check_choice(body.get("tool_choice"))
         output = body.get("output_config")
         if output is not None and (not isinstance(output, dict) or output.keys() - {"effort"}):
-            raise invalid("output_config can only have effort: answers are not constrained.")
+            raise invalid("output_config supports only effort: answers are not constrained.")
         messages = maps(body.get("messages"), "messages")
         if not messages:
-            raise invalid("messages is empty: give at least one message.")
+            raise invalid("messages is empty: send at least one message.")
         limit = token_limit(body, "max_tokens")
         if limit is None:
-            raise invalid("max_tokens is missing: give a number of tokens above 0.")
+            raise invalid("max_tokens is missing: send a number of tokens above 0.")
         system = body.get("system")
         found = [] if system is None else [{"role": "system", "content": text_of(system, "system")}]
         for index, message in enumerate(messages):
@@ -100,13 +100,13 @@ class Messages(Format):
 
 
 def _check_choice(choice: Any) -> tuple[str, ...]:
-    """Return tool_choice if it is ignored. Raises ApiError for one that would constrain the answer to a tool."""
+    """Return tool_choice if it is ignored; raise ApiError if it would constrain the answer to a tool."""
     if choice is None:
         return ()
     if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none", "any"):
-        raise invalid("tool_choice can only be of type auto, none or any: answers are not constrained to a tool.")
+        raise invalid("tool_choice must have type auto, none or any: answers are not constrained to a tool.")
     if flag(choice, "disable_parallel_tool_use"):
-        raise invalid("tool_choice.disable_parallel_tool_use cannot be honoured: remove it.")
+        raise invalid("tool_choice.disable_parallel_tool_use is not supported: remove it.")
     return ("tool_choice any",) if choice["type"] == "any" else ()
 
 
@@ -116,15 +116,15 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        raise invalid(f"{where} has type {safe_repr(tool.get('type'))}: only tools of the client can be honoured.")
+        raise invalid(f"{where} has type {safe_repr(tool.get('type'))}: only client tools are supported.")
     if not isinstance(schema := tool.get("input_schema"), dict):
-        raise invalid(f"{where}.input_schema is {safe_repr(schema)}: give a JSON schema.")
+        raise invalid(f"{where}.input_schema is {safe_repr(schema)}: send a JSON schema.")
     described = {"description": text_at(tool, "description", where)} if tool.get("description") is not None else {}
     return {"type": "function", "function": {"name": text_at(tool, "name", where), **described, "parameters": schema}}
 
 
 def _converted(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return a message in OpenAI's format: each result of a tool is a message of its own."""
+    """Convert a message to OpenAI's format, with a separate message for each tool result."""
     content = message.get("content")
     match message.get("role"):
         case "user":
@@ -138,7 +138,7 @@ def _converted(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         case "system":
             return [{"role": "system", "content": text_of(content, f"{where}.content")}]
         case role:
-            raise invalid(f"{where}.role is {safe_repr(role)}: give user or assistant.")
+            raise invalid(f"{where}.role is {safe_repr(role)}: send user or assistant.")
 
 
 def _user(blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def _user(blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
                 content = "" if result is None else text_of(result, f"{at}.content")
                 found.append({"role": "tool", "tool_call_id": text_at(block, "tool_use_id", at), "content": content})
             case kind:
-                raise invalid(f"{at} has type {safe_repr(kind)}: only text and tool_result can be honoured.")
+                raise invalid(f"{at} has type {safe_repr(kind)}: only text and tool_result are supported.")
     return found or [{"role": "user", "content": ""}]
 
 
@@ -171,7 +171,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
             case "tool_use":
                 calls.append(_call(block, at))
             case kind:
-                raise invalid(f"{at} has type {safe_repr(kind)}: only text, thinking and tool_use can be honoured.")
+                raise invalid(f"{at} has type {safe_repr(kind)}: only text, thinking and tool_use are supported.")
     found: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
     if thoughts:
         found["reasoning_content"] = "".join(thoughts)
@@ -182,13 +182,13 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(given := block.get("input"), dict):
-        raise invalid(f"{where}.input is {safe_repr(given)}: give an object.")
+        raise invalid(f"{where}.input is {safe_repr(given)}: send an object.")
     function = {"name": text_at(block, "name", where), "arguments": json.dumps(given, ensure_ascii=False)}
     return {"id": text_at(block, "id", where), "type": "function", "function": function}
 
 
 def _blocks(turn: Turn) -> list[dict[str, Any]]:
-    """Return the content of an answer; clients expect at least one block."""
+    """Return the content blocks of an answer, at least one, as clients expect."""
     found: list[dict[str, Any]] = []
     if turn.reasoning is not None:
         found.append({"type": "thinking", "thinking": turn.reasoning, "signature": str(turn.turn)})
@@ -201,7 +201,7 @@ def _blocks(turn: Turn) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as the object that this API requires."""
+    """Parse the arguments of a call into an object, which this API requires."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block without its content, and the deltas that complete it."""
+    """Split a block into an empty block and the deltas that complete it."""
     match block["type"]:
         case "text":
             return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]

@@ -1,4 +1,4 @@
-"""Connections of clients: at most so many, and none that stalls for long."""
+"""Bound the number and the idle time of client connections."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,22 +8,22 @@ from aiohttp import web
 from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.agents.gateway.metrics import Tally
 
-#: Longest wait for the head of a request, from the connection's start or the last answer on.
+#: Longest wait for the head of a request, in seconds since the connection opened or the last answer.
 IDLE_S = 30.0
-#: Longest wait for the rest of a refused request's body.
+#: Longest wait for the rest of a refused request's body, in seconds.
 LINGER_S = 2.0
-#: Longest line of a head, and longest field.
+#: Longest line and longest field of a request head, in bytes.
 HEAD_BYTES = 16 * 1024
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-#: Most open connections of a gateway; the oldest without a request is closed for one more.
+#: Most open connections of a gateway; beyond that, the oldest connection without a request is closed.
 MAX_CONNECTIONS = 2048
 
 
 class Connections(web.Server):
-    """Serve at most ``limit`` connections; for a new one the oldest is closed that carries no authorized request."""
+    """Serve at most ``limit`` connections; close the oldest without an authorized request to accept a new one."""
 
     def __init__(
         self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], limit: int, tally: Tally
@@ -41,7 +41,7 @@ class Connections(web.Server):
         )
         self._limit = limit
         self._tally = tally
-        #: Connections without an authorized request, the oldest first; and the others.
+        #: Connections without an authorized request, oldest first; and connections with one.
         self._idle: dict[web.RequestHandler, asyncio.Transport] = {}
         self._busy: dict[web.RequestHandler, asyncio.Transport] = {}
 
@@ -52,7 +52,7 @@ class Connections(web.Server):
             self._tally.refused += 1
             oldest = next(iter(self._idle))
             closed = self._idle.pop(oldest)
-            if oldest is handler:  # every other one carries an authorized request
+            if oldest is handler:  # all other connections have authorized requests
                 closed.write(_FULL)
                 closed.close()
             else:
@@ -66,12 +66,12 @@ class Connections(web.Server):
         self._count()
 
     def keep(self, handler: web.RequestHandler) -> None:
-        """Let a connection that carries an authorized request stay until that is answered."""
+        """Protect a connection with an authorized request until the request is answered."""
         if (transport := self._idle.pop(handler, None)) is not None:
             self._busy[handler] = transport
 
     def free(self, handler: web.RequestHandler) -> None:
-        """Let a connection whose request is answered be closed for a new one."""
+        """Stop protecting a connection after its request is answered."""
         if (transport := self._busy.pop(handler, None)) is not None:
             self._idle[handler] = transport
 

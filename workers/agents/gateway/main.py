@@ -1,8 +1,8 @@
-"""``penstock serve``: a gateway by which agents run episodes. Any number may serve a run; each has no state of its own.
+"""Run ``penstock serve``, a stateless gateway for agents; a run may have any number of gateways.
 
-    agent ──> gateway ──> the worker that holds the episode's job
+    agent ──> gateway ──> worker with the lease of the episode's job
 
-SIGTERM closes it at once: clients repeat their requests at another gateway, or at its successor.
+SIGTERM closes a gateway at once: clients repeat their requests at another gateway or after the restart.
 """
 
 import asyncio
@@ -34,24 +34,24 @@ from penstock.workers.agents.gateway.server import GatewayServer
 
 log = logging.getLogger(__name__)
 
-#: A connection whose client reads nothing for so long is closed.
+#: Seconds without a read by the client before its connection is closed.
 STALL_S = 60.0
-#: Longest TLS handshake.
+#: Longest TLS handshake, in seconds.
 HANDSHAKE_S = 10.0
-#: Connections that wait to be accepted.
+#: Most connections waiting to be accepted.
 BACKLOG = 1024
-#: Seconds between two checks whether the presence record is to be confirmed.
+#: Seconds between heartbeats of the presence record.
 PRESENCE_S = 1.0
-#: Longest wait for Redis to take that record.
+#: Longest wait for Redis to accept that record, in seconds.
 REDIS_S = 2.0
-#: Longest wait for open requests at the end.
+#: Longest wait for open requests on exit, in seconds.
 END_S = 1.0
-#: File handles besides two for each connection.
+#: File handles needed besides two per connection.
 SPARE_FILES = 256
 
 
 class Gateway:
-    """One gateway process.
+    """Run one gateway process.
 
     Raises:
         ConfigError: the token or the TLS settings are invalid.
@@ -63,7 +63,7 @@ class Gateway:
         self._config = config
         self._token = token_of(config)
         if MASK in config.agents.clients.values():
-            raise ConfigError("agents.clients is masked in this file: give it again, as PENSTOCK_AGENTS__CLIENTS.")
+            raise ConfigError("agents.clients is masked in this file: set PENSTOCK_AGENTS__CLIENTS.")
         for token in config.agents.clients.values():
             know(token)
         self._tls = server_context(config.agents)
@@ -73,10 +73,10 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Serve within the block; yield the address of the API.
+        """Serve inside the ``async with``; yield the address of the API.
 
         Raises:
-            ConfigError: the address cannot be listened on.
+            ConfigError: listening on the address failed.
         """
         config, tls = self._config, self._tls
         listening = _listen(config.agents.host, config.agents.port)
@@ -93,7 +93,7 @@ class Gateway:
         showing = asyncio.create_task(self._show(metrics.url if metrics else ""))
         host = host_in_url(config.agents.host, config.reached_at)
         url = f"{'https' if tls else 'http'}://{host}:{listening.getsockname()[1]}/v1"
-        log.info("agents are served at %s", url)
+        log.info("serving agents at %s", url)
         try:
             yield url
         finally:
@@ -106,7 +106,7 @@ class Gateway:
                 metrics.close()
 
     async def _show(self, metrics_url: str) -> None:
-        """Confirm the presence record until cancelled."""
+        """Publish heartbeats of the presence record until cancelled."""
         config = self._config
         assert config.redis.url is not None
         client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
@@ -125,26 +125,26 @@ class Gateway:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises ConfigError."""
+    """Open a listening socket. Raises ConfigError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
     except OSError as exc:
         raise cannot_listen("agents", host, port, exc) from exc
     listening.setblocking(False)
-    # Inherited by its connections.
+    # Accepted connections inherit this option.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
     return listening
 
 
 def allow_files(wanted: int) -> None:
-    """Raise this process's limit of open files, as far as it may."""
+    """Raise this process's limit of open files as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < wanted:
-        log.warning("the gateway needs up to %d open files, and %d are allowed: raise ulimit -n", wanted, most)
+        log.warning("the gateway needs up to %d open files, but only %d are allowed: raise ulimit -n", wanted, most)
 
 
 async def _run(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of one gateway: its requests, connections and waits."""
+"""Export the requests and connections of a gateway as metrics."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from penstock.metrics.series import counter, gauge
 
 REQUESTS = counter("gateway_requests", "Answered requests, by path and status.", "path", "status")
 TURN_SECONDS = counter("gateway_turn_seconds", "Time of answered turns, summed over turns.")
-OPEN_TURNS = gauge("gateway_open_turns", "Turns that clients wait for.")
-REPEATS = counter("gateway_repeated_requests", "Requests sent to a worker again because the first request was lost.")
+OPEN_TURNS = gauge("gateway_open_turns", "Turns in progress.")
+REPEATS = counter("gateway_repeated_requests", "Requests resent to a worker because the first request was lost.")
 CONNECTIONS = gauge("gateway_connections", "Open connections of clients.")
-REFUSED = counter("gateway_refused_connections", "Connections that were closed to make room for others.")
+REFUSED = counter("gateway_refused_connections", "Connections closed to make room for others.")
 
 SERIES = (REQUESTS, TURN_SECONDS, OPEN_TURNS, REPEATS, CONNECTIONS, REFUSED)
 
 
 @dataclass(slots=True)
 class Tally(Collector):
-    """Running totals of one gateway. Written by its event loop, read by the metrics server's thread."""
+    """Count totals of one gateway; written by its event loop, read by the metrics server's thread."""
 
-    #: By path and status.
+    #: (path, status) -> number of requests.
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
     turn_s: float = 0.0
     open_turns: int = 0

@@ -1,4 +1,4 @@
-"""OpenAI's API: chat completions and completions."""
+"""Implement OpenAI's chat completions and completions APIs."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from penstock.workers.agents.gateway.turns import (
     token_limit,
 )
 
-#: Parameters of OpenAI, SGLang and vLLM that would constrain an answer, or change what a request or an answer contains.
+#: Unsupported parameters of OpenAI, SGLang and vLLM, which would constrain an answer or change its content.
 _REFUSED = frozenset({
     "allowed_token_ids", "audio", "bad_words", "continue_final_message", "custom_logit_processor", "ebnf",
     "function_call", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
@@ -33,7 +33,7 @@ _CHAT = (*_SHARED, "messages", "tools", "tool_choice", "parallel_tool_calls", "m
          "top_logprobs", "modalities")  # fmt: skip
 _COMPLETION = (*_SHARED, "prompt", "echo", "best_of", "suffix")
 
-#: Type and code of an error, by status.
+#: HTTP status -> type and code of the error.
 _ERRORS = {
     400: ("invalid_request_error", None),
     401: ("invalid_request_error", "invalid_api_key"),
@@ -50,7 +50,7 @@ def _event(data: Any) -> bytes:
 
 
 class _OpenAI(Format):
-    """The part that both APIs share."""
+    """Implement the parts that both APIs share."""
 
     ping = b": waiting for the turn\n\n"
 
@@ -63,20 +63,20 @@ class _OpenAI(Format):
 
 
 class Chat(_OpenAI):
-    """``POST /v1/chat/completions``."""
+    """Implement ``POST /v1/chat/completions``."""
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         ignored = check_fields(body, _CHAT, _REFUSED) + _check_choice(body.get("tool_choice"))
         _check_shared(body)
         if body.get("top_logprobs"):
-            raise invalid("top_logprobs cannot be honoured: only the logprobs of generated tokens are recorded.")
+            raise invalid("top_logprobs is not supported: only the logprobs of generated tokens are recorded.")
         if body.get("modalities") not in (None, ["text"]):
-            raise invalid("modalities can only be ['text'].")
+            raise invalid("modalities must be ['text'].")
         if body.get("parallel_tool_calls") is False:
-            raise invalid("parallel_tool_calls: false cannot be honoured: remove it.")
+            raise invalid("parallel_tool_calls: false is not supported: remove it.")
         messages = maps(body.get("messages"), "messages")
         if not messages:
-            raise invalid("messages is empty: give at least one message.")
+            raise invalid("messages is empty: send at least one message.")
         limit = token_limit(body, "max_completion_tokens")
         return TurnRequest(
             messages=[_message(one, f"messages.{index}") for index, one in enumerate(messages)],
@@ -124,20 +124,20 @@ class Chat(_OpenAI):
 
 
 class Completions(_OpenAI):
-    """``POST /v1/completions``."""
+    """Implement ``POST /v1/completions``."""
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         ignored = check_fields(body, _COMPLETION, _REFUSED)
         _check_shared(body)
         if flag(body, "echo") or body.get("suffix") or body.get("best_of") not in (None, 1):
-            raise invalid("echo, suffix and best_of cannot be honoured: remove them.")
+            raise invalid("echo, suffix and best_of are not supported: remove them.")
         if (logprobs := body.get("logprobs")) is not None and (type(logprobs) is not int or logprobs != 0):
-            raise invalid("logprobs can only be 0, the logprobs of generated tokens: no others are recorded.")
+            raise invalid("logprobs must be 0: only the logprobs of generated tokens are recorded.")
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1:
             prompt = prompt[0]
         if not isinstance(prompt, str):
-            raise invalid("prompt is invalid: give one text.")
+            raise invalid("prompt is invalid: send one string.")
         return TurnRequest(
             prompt=prompt,
             max_tokens=token_limit(body, "max_tokens"),
@@ -174,7 +174,7 @@ class Completions(_OpenAI):
 
 
 def models(model: str) -> dict[str, Any]:
-    """Return the answer to ``GET /v1/models``, with the fields of OpenAI's API and of Anthropic's."""
+    """Return the answer to ``GET /v1/models``, with the fields of OpenAI's and Anthropic's APIs."""
     one = {
         "id": model,
         "object": "model",
@@ -189,12 +189,12 @@ def models(model: str) -> dict[str, Any]:
 
 def _check_shared(body: Mapping[str, Any]) -> None:
     if body.get("n") not in (None, 1):
-        raise invalid("n can only be 1: the run decides how many samples a prompt gets.")
+        raise invalid("n must be 1: the run decides how many samples a prompt gets.")
     if body.get("logit_bias"):
-        raise invalid("logit_bias cannot be honoured: remove it.")
+        raise invalid("logit_bias is not supported: remove it.")
     kind = body.get("response_format")
     if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):
-        raise invalid("response_format can only be {'type': 'text'}: answers are not constrained.")
+        raise invalid("response_format must be {'type': 'text'}: answers are not constrained.")
 
 
 def _include_usage(body: Mapping[str, Any]) -> bool:
@@ -202,30 +202,30 @@ def _include_usage(body: Mapping[str, Any]) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise invalid("stream_options is invalid: give an object.")
+        raise invalid("stream_options is invalid: send an object.")
     return flag(options, "include_usage")
 
 
 def _check_choice(choice: Any) -> tuple[str, ...]:
-    """Return tool_choice if it is ignored. Raises ApiError for one that would constrain the answer to a tool."""
+    """Return tool_choice if it is ignored; raise ApiError if it would constrain the answer to a tool."""
     if choice in (None, "auto", "none"):
         return ()
     if choice == "required":
         return ("tool_choice required",)
-    raise invalid("tool_choice can only be auto, none or required: answers are not constrained to a tool.")
+    raise invalid("tool_choice must be auto, none or required: answers are not constrained to a tool.")
 
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = maps(body.get("tools"), "tools")
     for index, tool in enumerate(found):
         if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-            raise invalid(f"tools.{index} is invalid: only tools of type function can be honoured.")
+            raise invalid(f"tools.{index} is invalid: only tools of type function are supported.")
         text_at(tool["function"], "name", f"tools.{index}.function")
     return found
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a message with the fields that a chat template may use."""
+    """Return a message reduced to the fields that a chat template may use."""
     content = message.get("content")
     match message.get("role"):
         case "system" | "developer":
@@ -239,12 +239,12 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         case "assistant":
             return _assistant(message, where)
         case role:
-            raise invalid(f"{where}.role is {safe_repr(role)}: give system, developer, user, assistant or tool.")
+            raise invalid(f"{where}.role is {safe_repr(role)}: send system, developer, user, assistant or tool.")
 
 
 def _assistant(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if message.get("function_call") is not None or message.get("audio") is not None:
-        raise invalid(f"{where} has a function_call or audio, which cannot be honoured: use tool_calls and text.")
+        raise invalid(f"{where} has a function_call or audio, which is not supported: use tool_calls and text.")
     content = message.get("content")
     found: dict[str, Any] = {
         "role": "assistant",
@@ -260,7 +260,7 @@ def _assistant(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     function = call.get("function")
     if call.get("type", "function") != "function" or not isinstance(function, dict):
-        raise invalid(f"{where} is invalid: only calls of type function can be honoured.")
+        raise invalid(f"{where} is invalid: only calls of type function are supported.")
     name, arguments = (text_at(function, one, f"{where}.function") for one in ("name", "arguments"))
     return {
         "id": text_at(call, "id", where),

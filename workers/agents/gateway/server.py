@@ -1,4 +1,4 @@
-"""The gateway's HTTP server: authentication, limits, episodes, turns and streams."""
+"""Serve the gateway's HTTP API: authentication, limits, episodes, turns and streams."""
 
 import asyncio
 import hmac
@@ -27,21 +27,21 @@ from penstock.workers.agents.requests import MAX_REQUEST_BYTES
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for the body of a request.
+#: Longest wait for the body of a request, in seconds.
 BODY_S = 60.0
-#: Seconds between two pings of a stream whose turn is not complete. An earlier error has a status of its own.
+#: Seconds between pings of a stream during a turn; errors before the first ping still get their own HTTP status.
 PING_S = 10.0
-#: Most bytes of the bodies of all open requests.
+#: Largest total size of the bodies of all open requests, in bytes.
 MAX_OPEN_BYTES = 512 * 1024 * 1024
-#: Longest wait of ``POST /v1/episodes`` for an episode.
+#: Longest wait of ``POST /v1/episodes`` for an episode, in seconds.
 MAX_WAIT_S = 60
-#: Most open requests of one episode: its agent may be a program that is not trusted.
+#: Most open requests of one episode, as agents may be untrusted programs.
 MAX_OPEN_REQUESTS = 32
 #: Most characters of the error that ends an episode.
 MAX_FAILURE = 4_000
 #: Most names of ignored parameters that are logged.
 MAX_REPORTED = 100
-#: Status in the metrics of a request whose client left before its answer.
+#: Status in the metrics for requests whose client disconnected before the answer.
 _LEFT = 499
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,300}")
@@ -51,19 +51,19 @@ _STREAM = {
     "X-Accel-Buffering": "no",
 }
 
-#: Bytes of a request's body that were read.
+#: Number of body bytes read so far.
 _BYTES = web.RequestKey("bytes", int)
-#: Sample of the episode whose key authorized a request.
+#: Sample of the episode whose key authorized the request.
 _SAMPLE = web.RequestKey("sample", str)
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class GatewayServer:
-    """Answers requests of agents.
+    """Answer requests of agents.
 
     Args:
-        token: the run's.
+        token: token of the run.
     """
 
     def __init__(self, config: Config, token: str, routing: Routing, tally: Tally) -> None:
@@ -73,13 +73,13 @@ class GatewayServer:
         self._routing = routing
         self._tally = tally
         self._open_bytes = 0
-        #: Open requests of each episode, by its sample.
+        #: Open requests of each episode, by sample.
         self._open_requests: Counter[str] = Counter()
-        #: Ignored parameters that were logged.
+        #: Ignored parameters that were already logged.
         self._reported: set[str] = set()
         self.connections = Connections(self._answer, MAX_CONNECTIONS, tally)
         chat = Chat()
-        #: Method and answer of each path, and the format of its turns and errors.
+        #: Path -> method, handler, and format of turns and errors.
         self._paths: dict[str, tuple[str, Answer, Format]] = {
             "/v1/episodes": ("POST", self._open, chat),
             "/v1/episodes/finish": ("POST", self._finish, chat),
@@ -92,11 +92,11 @@ class GatewayServer:
         self._unknown = chat, Messages()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer any request; errors have the format of the path's API."""
+        """Answer a request; format errors for the API of its path."""
         path, status = request.path if request.path in self._paths else "other", _LEFT
         try:
             response = await self._respond(request)
-            # Written here, so that the connection is not closed for another one before.
+            # Start writing here, while the connection is protected from being closed.
             await response.prepare(request)
             await response.write_eof()
             status = response.status
@@ -108,7 +108,7 @@ class GatewayServer:
             self.connections.free(request.protocol)
 
     def _release(self, request: web.BaseRequest) -> None:
-        """Stop counting a request among the open ones of its episode."""
+        """Remove a request from the open requests of its episode."""
         if (sample := request.get(_SAMPLE)) is not None:
             self._open_requests[sample] -= 1
             if not self._open_requests[sample]:
@@ -118,10 +118,10 @@ class GatewayServer:
         format_: Format = self._unknown[request.path.startswith("/v1/messages")]
         try:
             if (found := self._paths.get(request.path)) is None:
-                raise ApiError(404, f"there is no {request.path[:200]}: see docs/agents.md for the paths.")
+                raise ApiError(404, f"unknown path {request.path[:200]}: see docs/agents.md.")
             method, answer, format_ = found
             if request.method != method:
-                raise ApiError(405, f"{request.path} takes {method}.")
+                raise ApiError(405, f"{request.path} supports only {method}.")
             return await answer(request)
         except ApiError as exc:
             return _failed(format_, exc)
@@ -135,17 +135,17 @@ class GatewayServer:
         except RecursionError:
             return _failed(format_, invalid("the request is nested too deeply."))
         except ConnectionError:
-            raise  # the client left
+            raise  # the client disconnected
         except Exception:
             log.exception("request to %s failed", request.path)
-            return _failed(format_, ApiError(500, "the gateway failed: its log says why."))
+            return _failed(format_, ApiError(500, "the gateway failed: check its log."))
 
     def _key(self, request: web.BaseRequest) -> tuple[str, EpisodeKey]:
-        """Return the episode's key with which the request is authorized. Raises EpisodeKeyInvalid."""
+        """Return the episode key that authorizes the request. Raises EpisodeKeyInvalid."""
         text = _credential(request)
         key = read_key(self._token, text)
         if self._open_requests[key.sample] >= MAX_OPEN_REQUESTS:
-            raise ApiError(429, f"this episode has {MAX_OPEN_REQUESTS} open requests.", retry_after_s=RETRY_S)
+            raise ApiError(429, f"this episode already has {MAX_OPEN_REQUESTS} open requests.", retry_after_s=RETRY_S)
         self._open_requests[key.sample] += 1
         request[_SAMPLE] = key.sample
         self.connections.keep(request.protocol)
@@ -153,9 +153,9 @@ class GatewayServer:
 
     def _check_client(self, request: web.BaseRequest) -> None:
         given = _credential(request).encode(errors="replace")
-        # All are compared, so that the time does not depend on which one is right.
+        # Compare all tokens, so that the time does not reveal the matching one.
         if not sum(hmac.compare_digest(given, token.encode()) for token in self._clients):
-            raise ApiError(401, "this is not the token of a client: give one of agents.clients, or the run's token.")
+            raise ApiError(401, "the client token is invalid: send a token of agents.clients, or the run's token.")
         self.connections.keep(request.protocol)
 
     async def _open(self, request: web.BaseRequest) -> web.Response:
@@ -163,17 +163,17 @@ class GatewayServer:
         body = await self._body(request)
         wait_s = body.get("wait_s", 0)
         if type(wait_s) not in (int, float) or not 0 <= wait_s <= MAX_WAIT_S:
-            raise invalid(f"wait_s is invalid: give a number of seconds from 0 to {MAX_WAIT_S}.")
+            raise invalid(f"wait_s is invalid: send a number of seconds from 0 to {MAX_WAIT_S}.")
         base_url = self._base_url(request)
         episode = await self._routing.open_episode(wait_s)
-        log.info("episode of job %s opened, key %s", episode.get("job"), key_digest(episode["key"]))
+        log.info("opened an episode of job %s, key %s", episode.get("job"), key_digest(episode["key"]))
         return _json({**episode, "base_url": base_url})
 
     def _base_url(self, request: web.BaseRequest) -> str:
-        """Return the address of the API by the name with which the client reached the gateway."""
+        """Return the address of the API under the host name that the client used."""
         host = request.headers.get("Host", "")
         if not _HOST.fullmatch(host):
-            raise invalid("the header Host is invalid: give the name and port of the gateway.")
+            raise invalid("the header Host is invalid: send the name and port of the gateway.")
         return f"{'https' if self._config.agents.is_tls else 'http'}://{host}/v1"
 
     async def _finish(self, request: web.BaseRequest) -> web.Response:
@@ -181,13 +181,13 @@ class GatewayServer:
         body = await self._body(request)
         reward, info = body.get("reward"), body.get("info") or {}
         if reward is not None and type(reward) not in (int, float):
-            raise invalid("reward is invalid: give a number, or null to have the job's reward computed.")
+            raise invalid("reward is invalid: send a number, or null to have the job's reward computed.")
         if not isinstance(info, dict):
-            raise invalid("info is invalid: give an object.")
+            raise invalid("info is invalid: send an object.")
         try:
             await self._routing.call("/finish", key, {"key": text, "reward": reward, "info": info})
         except ApiError as exc:
-            # The answer to an earlier request may have been lost.
+            # The answer to an earlier finish request may have been lost.
             if exc.status not in (409, 410) or not await self._routing.is_committed(key):
                 raise
         return _json({})
@@ -196,7 +196,7 @@ class GatewayServer:
         text, key = self._key(request)
         body = await self._body(request)
         if not isinstance(error := body.get("error"), str) or not error:
-            raise invalid("error is invalid: give a text that says why the episode failed.")
+            raise invalid("error is invalid: send a string with the reason of the failure.")
         await self._routing.call("/fail", key, {"key": text, "error": error[:MAX_FAILURE]})
         return _json({})
 
@@ -207,22 +207,22 @@ class GatewayServer:
     async def _turn(self, request: web.BaseRequest) -> web.StreamResponse:
         text, key = self._key(request)
         format_ = self._paths[request.path][2]
-        asked = format_.read(await self._body(request))
-        self._report(asked.ignored)
-        work = asyncio.create_task(self._take_turn(key, asked.to_map(text, is_retry=_is_retry(request))))
+        turn_request = format_.read(await self._body(request))
+        self._report(turn_request.ignored)
+        work = asyncio.create_task(self._take_turn(key, turn_request.to_map(text, is_retry=_is_retry(request))))
         try:
-            await asyncio.wait({work}, timeout=PING_S if asked.stream else None)
-            if not asked.stream:
-                return _json(format_.answer(work.result(), asked, self._config.model.name))
+            await asyncio.wait({work}, timeout=PING_S if turn_request.stream else None)
+            if not turn_request.stream:
+                return _json(format_.answer(work.result(), turn_request, self._config.model.name))
             if work.done():
-                work.result()  # an error has a status of its own
+                work.result()  # raises errors before the stream starts, so that they get their own status
             response = web.StreamResponse(headers=_STREAM)
             await response.prepare(request)
             try:
                 while not work.done():
                     await response.write(format_.ping)
                     await asyncio.wait({work}, timeout=PING_S)
-                for event in format_.events(work.result(), asked, self._config.model.name):
+                for event in format_.events(work.result(), turn_request, self._config.model.name):
                     await response.write(event)
             except (ApiError, ProtocolError) as exc:
                 error = exc if isinstance(exc, ApiError) else ApiError(502, str(exc))
@@ -243,16 +243,18 @@ class GatewayServer:
         return turn
 
     def _report(self, ignored: tuple[str, ...]) -> None:
-        """Log ignored parameters, each once, and not without end: agents invent names."""
+        """Log each ignored parameter once, up to ``MAX_REPORTED``, as agents invent names."""
         room = MAX_REPORTED - len(self._reported)
         if new := sorted(set(ignored) - self._reported - {"model"})[:room]:
             self._reported |= set(new)
-            log.info("agents' %s ignored: the run's configuration decides", ", ".join(map(safe_repr, new)))
+            log.info(
+                "ignored request parameters, which the run's configuration decides: %s", ", ".join(map(safe_repr, new))
+            )
 
     async def _body(self, request: web.BaseRequest) -> Mapping[str, Any]:
-        """Read the body of an authorized request: an object of JSON, within the limits of bytes and time."""
+        """Read the body of an authorized request, a JSON object, within the limits of size and time."""
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise ApiError(415, "a compressed request cannot be read: send it without Content-Encoding.")
+            raise ApiError(415, "compressed requests are not supported: send the request without Content-Encoding.")
         too_large = ApiError(413, f"the request is larger than {MAX_REQUEST_BYTES:,} bytes.")
         if (request.content_length or 0) > MAX_REQUEST_BYTES:
             raise too_large
@@ -266,7 +268,9 @@ class GatewayServer:
                     if len(data) > MAX_REQUEST_BYTES:
                         raise too_large
                     if self._open_bytes > MAX_OPEN_BYTES:
-                        raise ApiError(503, "the gateway holds too many large requests.", retry_after_s=RETRY_S)
+                        raise ApiError(
+                            503, "the gateway has too many large requests: retry later.", retry_after_s=RETRY_S
+                        )
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_S:g} s.") from None
         try:
@@ -274,23 +278,23 @@ class GatewayServer:
         except orjson.JSONDecodeError as exc:
             raise invalid(f"the request is not JSON: {exc}") from None
         if not isinstance(body, dict):
-            raise invalid("the request is not an object of JSON.")
+            raise invalid("the request is not a JSON object.")
         return body
 
 
 def _credential(request: web.BaseRequest) -> str:
-    """Return the key or token of a request; '' without one."""
+    """Return the key or token of a request, or ''."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 def _is_retry(request: web.BaseRequest) -> bool:
-    """Return whether the request may be a repeated one: official clients count repeats, and others do not say."""
+    """Return whether a request may be a retry: official clients send a retry count, other clients none."""
     return request.headers.get("x-stainless-retry-count") != "0"
 
 
 def _json(answer: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    # Not orjson: arguments of tools may have integers of any length.
+    # json instead of orjson: tool arguments may have integers of any length.
     data = json.dumps(answer, separators=(",", ":")).encode()
     return web.Response(body=data, status=status, headers=headers, content_type="application/json")
 

@@ -1,4 +1,4 @@
-"""A turn between a client's API and a worker's endpoint: the request, the answer, and errors with an HTTP status."""
+"""Represent a turn between a client's API and a worker's endpoint: request, answer, and errors with an HTTP status."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,17 +10,17 @@ from penstock.records.record import Record
 from penstock.text import safe_repr
 from penstock.workers.agents.requests import MAX_STOP, MAX_STOPS
 
-#: Most characters of an ignored parameter's name that are logged.
+#: Most logged characters of an ignored parameter's name.
 MAX_NAME = 64
 
 
 class ApiError(PenstockError):
-    """An error that the client gets, in the format of its API.
+    """Report an error to the client in the format of its API.
 
     Args:
-        status: its HTTP status.
-        retry_after_s: when the client may repeat the request; None: not said.
-        is_final: repeating the request is useless, whatever the status.
+        status: HTTP status.
+        retry_after_s: seconds after which the client may retry; None: not specified.
+        is_final: retrying is useless, whatever the status.
     """
 
     def __init__(self, status: int, message: str, *, retry_after_s: int | None = None, is_final: bool = False) -> None:
@@ -31,21 +31,21 @@ class ApiError(PenstockError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return headers that official clients obey."""
+        """Return retry headers for official clients."""
         found = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         return found | ({"x-should-retry": "false"} if self.is_final else {})
 
 
 def invalid(message: str) -> ApiError:
-    """Return the error for a request that is invalid or cannot be honoured."""
+    """Return the error for an invalid or unsupported request."""
     return ApiError(400, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
-    """A client's request for an answer."""
+    """Hold a client's request for an answer."""
 
-    #: Messages in OpenAI's format; None: the request has a prompt.
+    #: Messages in OpenAI's format; None if the request has a prompt.
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     #: Tools in OpenAI's format.
@@ -57,11 +57,11 @@ class TurnRequest:
     include_usage: bool = False
     #: Whether the answer has the logprobs of its tokens.
     logprobs: bool = False
-    #: Parameters that the run decides instead.
+    #: Names of ignored parameters, which the run's configuration decides.
     ignored: tuple[str, ...] = ()
 
     def to_map(self, key: str, *, is_retry: bool) -> dict[str, Any]:
-        """Return the request to a worker's endpoint."""
+        """Return the request body for a worker's endpoint."""
         given = {"prompt": self.prompt} if self.messages is None else {"messages": self.messages}
         options = {"tools": self.tools, "max_tokens": self.max_tokens, "stop": self.stop}
         return {"key": key, **given, **options, "is_retry": is_retry}
@@ -69,13 +69,13 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Record):
-    """A worker's answer to ``/turn``."""
+    """Hold a worker's answer to ``/turn``."""
 
     #: Name of the turn.
     turn: str | int = ""
     content: str | None = None
     reasoning: str | None = None
-    #: ``id``, ``name`` and ``arguments`` (JSON as text) of each.
+    #: ``id``, ``name`` and ``arguments`` (JSON text) of each call.
     tool_calls: list[dict[str, str]] = field(default_factory=list)
     #: stop | length | tool_calls
     finish_reason: str
@@ -89,7 +89,7 @@ class Turn(Record):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> "Turn":
-        """Read the answer of a worker of any version of penstock; unknown fields are ignored.
+        """Parse the answer of a worker of any penstock version; ignore unknown fields.
 
         Raises:
             ProtocolError: a field is invalid or missing.
@@ -99,23 +99,23 @@ class Turn(Record):
 
     @property
     def token_names(self) -> list[str]:
-        """Return the tokens as ``token_id:N``, since a gateway has no tokenizer."""
+        """Return the tokens as ``token_id:N``, because a gateway has no tokenizer."""
         return [f"token_id:{token}" for token in self.tokens]
 
 
 class Format(ABC):
-    """An API: how its requests are read, and its answers written."""
+    """Convert requests and answers of an API."""
 
-    #: Sent while the turn is generated, to keep a stream open.
+    #: Sent during a turn to keep the stream open.
     ping: bytes
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
-        """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
+        """Parse a request. Raises ApiError if it is invalid or unsupported."""
 
     @abstractmethod
     def answer(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
-        """Return the answer."""
+        """Format an answer."""
 
     @abstractmethod
     def events(self, turn: Turn, request: TurnRequest, model: str) -> Iterator[bytes]:
@@ -123,38 +123,38 @@ class Format(ABC):
 
     @abstractmethod
     def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error; as an event it ends a stream that has begun."""
+        """Format an error as a body, or as the last event of a started stream."""
 
     @abstractmethod
     def event(self, data: Mapping[str, Any]) -> bytes:
-        """Return a server-sent event."""
+        """Format a server-sent event."""
 
 
 def check_fields(body: Mapping[str, Any], honoured: Iterable[str], refused: frozenset[str]) -> tuple[str, ...]:
-    """Return the parameters of a request that are ignored: all but the honoured ones.
+    """Return the ignored parameters of a request: all but the supported ones.
 
     Raises:
-        ApiError: it has one of ``refused``; null, false and empty values count as absent.
+        ApiError: a parameter of ``refused`` is present; null, false and empty values count as absent.
     """
     given = {name for name, value in body.items() if value is not None}
     if found := sorted(name for name in given & refused if body[name]):
-        raise invalid(f"{found[0]} cannot be honoured: remove it from the request.")
+        raise invalid(f"{found[0]} is not supported: remove it from the request.")
     return tuple(sorted(name[:MAX_NAME] for name in given.difference(honoured)))
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool:
-    """Return a boolean parameter; False if it is absent."""
+    """Return a boolean parameter, False if absent."""
     value = body.get(name)
     if value is not None and type(value) is not bool:
-        raise invalid(f"{name} is {safe_repr(value)}: give true or false.")
+        raise invalid(f"{name} is {safe_repr(value)}: send true or false.")
     return bool(value)
 
 
 def token_limit(body: Mapping[str, Any], name: str) -> int | None:
-    """Return a limit of tokens; None if it is absent."""
+    """Return a token limit, None if absent."""
     value = body.get(name)
     if value is not None and (type(value) is not int or not 0 < value < 2**31):
-        raise invalid(f"{name} is {safe_repr(value)}: give a number of tokens above 0.")
+        raise invalid(f"{name} is {safe_repr(value)}: send a number of tokens above 0.")
     return value
 
 
@@ -163,37 +163,37 @@ def stops(body: Mapping[str, Any], name: str) -> list[str]:
     value = body.get(name)
     found = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(found, list) or len(found) > MAX_STOPS:
-        raise invalid(f"{name} is invalid: give at most {MAX_STOPS} texts.")
+        raise invalid(f"{name} is invalid: send at most {MAX_STOPS} strings.")
     if not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP for one in found):
-        raise invalid(f"{name} has an invalid entry: give texts of 1 to {MAX_STOP} characters.")
+        raise invalid(f"{name} has an invalid entry: send strings of 1 to {MAX_STOP} characters.")
     return found
 
 
 def maps(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return a list of objects; [] if it is absent."""
+    """Return a list of objects, [] if absent."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise invalid(f"{where} is invalid: give a list of objects.")
+        raise invalid(f"{where} is invalid: send a list of objects.")
     return value
 
 
 def text_at(of: Mapping[str, Any], name: str, where: str) -> str:
-    """Return a required text."""
+    """Return a required string."""
     if not isinstance(value := of.get(name), str):
         raise invalid(f"{where}.{name} must be a string, not {safe_repr(value)}.")
     return value
 
 
 def text_of(content: Any, where: str, kinds: tuple[str, ...] = ("text",)) -> str:
-    """Return the text of a message's content: a text, or a list of text parts."""
+    """Return the text of a message's content, a string or a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid(f"{where} is {safe_repr(content)}: give a text or a list of text parts.")
+        raise invalid(f"{where} is {safe_repr(content)}: send a string or a list of text parts.")
     texts = []
     for index, part in enumerate(maps(content, where)):
         if part.get("type") not in kinds:
-            raise invalid(f"{where}.{index} has type {safe_repr(part.get('type'))}: only text can be honoured.")
+            raise invalid(f"{where}.{index} has type {safe_repr(part.get('type'))}: only text is supported.")
         texts.append(text_at(part, "text", f"{where}.{index}"))
     return "".join(texts)

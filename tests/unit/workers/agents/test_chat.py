@@ -201,10 +201,10 @@ def test_several_calls_that_a_template_refuses_are_followed_by_their_results() -
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        ("hi", r"messages\[0\] is 'hi', which is not an object with a role"),
-        ({"content": "hi"}, "not an object with a role"),
+        ("hi", r"messages\[0\] is 'hi': send an object with a role"),
+        ({"content": "hi"}, "send an object with a role"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "content that is not text"),
-        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "not a call of a function with a name"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "send function calls with a name"),
     ],
 )
 def test_a_message_of_another_form_is_refused(message: Any, error: str) -> None:

@@ -85,7 +85,7 @@ async def test_what_a_tool_raises_is_its_result_and_counted() -> None:
 
     results = engine.prompts[1].rpartition("</tool_call><|im_end|>")[2]
     assert "Error: TypeError: add() missing 1 required positional argument: 'b'" in results
-    assert "Error: ValueError: the arguments of add have to be a JSON object" in results
+    assert "Error: ValueError: the arguments of add must be a JSON object" in results
     assert sample.reward_info["tool_errors"] == 3
     assert sample.reward == 0.0
 
@@ -253,7 +253,7 @@ async def test_a_program_that_asks_on_is_refused_until_it_ends() -> None:
     [
         (lambda: 1 / 0, "ZeroDivisionError"),
         (lambda: sys.exit(3), "SystemExit: 3"),
-        (lambda: None, "ended without asking the model"),
+        (lambda: None, "ended without calling ask"),
     ],
 )
 async def test_a_program_that_fails_fails_the_sample(code: Any, error: str) -> None:

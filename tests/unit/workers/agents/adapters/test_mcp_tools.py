@@ -48,7 +48,7 @@ async def test_the_tools_of_a_server_are_called_and_it_ends_with_the_sample() ->
 
 
 async def test_a_server_that_ends_fails_the_sample() -> None:
-    with pytest.raises(EnvironmentRaised, match=r"the MCP server .* ended during a call of end"):
+    with pytest.raises(EnvironmentRaised, match=r"the MCP server .* exited during a call of end"):
         await run_environment(Served, ScriptedEngine(tool_call("end", {}), "3"))
 
 
