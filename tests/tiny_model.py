@@ -93,7 +93,7 @@ def publication_of(folder: Path, version: int, rev: int = 0) -> Publication:
     with safe_open(folder / "model.safetensors", framework="np") as weights:
         slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
         entries = [
-            TensorEntry(name, _TORCH[part.get_dtype()], tuple(part.get_shape()), 0, "model.safetensors")
+            TensorEntry(name, _TORCH[part.get_dtype()], tuple(part.get_shape()), "model.safetensors")
             for name, part in slices.items()
         ]
     index = index_bytes(

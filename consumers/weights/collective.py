@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -147,10 +146,13 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class Collective(Sender):
-    """Send through one group, which is replaced when a member joins, leaves or restarts its engine."""
+class Gloo(Sender):
+    """Send from CPU to CPU, over the network.
 
-    backend: ClassVar[str]
+    One group is used until a member joins, leaves or restarts its engine.
+    """
+
+    backend: ClassVar[str] = "gloo"
 
     def __init__(self, config: TrainerConfig) -> None:
         super().__init__(config)
@@ -159,9 +161,9 @@ class Collective(Sender):
         self._ranks: dict[str, int] = {}
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """Return the device that buckets are sent from."""
+        return torch.device("cpu")
 
     def send(self, transfer: Transfer) -> None:
         group, address = self._group_of(transfer), self.config.transfer_address
@@ -190,17 +192,7 @@ class Collective(Sender):
             group.close()
 
 
-class Gloo(Collective):
-    """Send from CPU to CPU, over the network."""
-
-    backend = "gloo"
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-
-class Nccl(Collective):
+class Nccl(Gloo):
     """Send from GPU to GPU, on one or several machines."""
 
     backend = "nccl"

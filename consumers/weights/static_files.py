@@ -29,7 +29,6 @@ from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, offer_weights
 from penstock.records.publication import Offer
 from penstock.redis.control import AsyncControl
 from penstock.text import format_exc, redact
-from penstock.weights.file_errors import is_folder
 from penstock.weights.index import INDEX_FILE, read_index
 from penstock.weights.serving import (
     BAD_REQUESTS,
@@ -262,9 +261,9 @@ class StaticFiles:
                 async with self._turn:
                     for name, offer in list(self._offers.items()):
                         try:
-                            is_present = await asyncio.to_thread(is_folder, self.server.versions[name][0])
+                            is_present = await asyncio.to_thread(self.server.versions[name][0].is_dir)
                             await (self._announce(offer) if is_present else self._withdraw(name))
-                        except (PenstockError, RedisError) as exc:
+                        except (PenstockError, RedisError, OSError) as exc:
                             _warn(exc)
         finally:
             with suppress(Exception):

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from penstock.consumers.clock import folder_of, versions_in
-from penstock.consumers.weights.sources import Bucket, Source, Weights, as_source, buckets, dtype_name
+from penstock.consumers.weights.sources import Source, Weights, as_source, buckets, dtype_name
 from penstock.errors import DiskFull, PublishError
 from penstock.system.disk import file_xxh3, fsync, is_full, remove_whole
 from penstock.weights.index import DTYPE_BYTES, INDEX_FILE, TensorEntry, digest, index_bytes
@@ -87,9 +86,11 @@ def write_weights(
                 is_hidden = file.name.startswith(".")  # for example ._config.json of macOS
                 if file.suffix in _COMPANIONS and file.is_file() and not is_hidden and not file.match("*.index.json"):
                     shutil.copyfile(file, temporary / file.name)
-            entries = _write_tensors(as_source(weights), config, temporary, max_bucket_bytes)
+            entries, saved = _write_tensors(as_source(weights), config, temporary, max_bucket_bytes)
             check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
             checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
+            if changed := [name for name, checksum in saved.items() if checksums[name] != checksum]:
+                raise PublishError(f"{changed[0]} was read back changed: check the disk of {parent}.")
             sizes = {name: (temporary / name).stat().st_size for name in checksums}
             index = index_bytes(entries, checksums, sizes)
             (temporary / INDEX_FILE).write_bytes(index)
@@ -99,7 +100,7 @@ def write_weights(
             claim()
             path = _put_in_place(temporary, folder_of(parent, version))
             _delete_old(parent, version, keep, in_use)
-    except (OSError, SafetensorError) as exc:
+    except OSError as exc:
         kind = DiskFull if is_full(exc) else PublishError
         raise kind(f"version {version} cannot be written to {parent}: {exc}.") from exc
     return Written(path, digest(index), sum(entry.num_bytes for entry in entries))
@@ -115,39 +116,40 @@ def require_config(folder: Path) -> dict[str, Any]:
         ) from exc
 
 
-def _write_tensors(source: Source, config: Mapping[str, Any], folder: Path, max_bucket_bytes: int) -> list[TensorEntry]:
-    """Write, read back and compare each bucket. After a failure, finish the walk, in which other ranks take part."""
+def _write_tensors(
+    source: Source, config: Mapping[str, Any], folder: Path, max_bucket_bytes: int
+) -> tuple[list[TensorEntry], dict[str, int]]:
+    """Write each bucket; return the tensors, and the XXH3-64 of what was written to each file.
+
+    After a failure it finishes the walk, in which other ranks take part.
+    """
     entries: list[TensorEntry] = []
+    saved: dict[str, int] = {}
     failure: Exception | None = None
     for number, bucket in enumerate(buckets(source, config, max_bucket_bytes), start=1):
         if failure is not None:
             continue
         try:
-            entries += _write_bucket(bucket, folder / f"model-{number:05d}.safetensors")
+            file = folder / f"model-{number:05d}.safetensors"
+            tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in bucket}
+            saved[file.name] = save(tensors, file)
+            entries += [
+                TensorEntry(name, dtype_name(one), tuple(one.shape), file.name) for name, one in tensors.items()
+            ]
         except Exception as exc:
             failure = exc
     if failure is not None:
         raise failure
-    written = list(dict.fromkeys(entry.file for entry in entries))
-    if not written:
+    if not saved:
         raise PublishError("there is no tensor to publish; give the model or its state dict.")
-    if len(written) == 1:
-        (folder / written[0]).rename(folder / "model.safetensors")
-        return [entry._replace(file="model.safetensors") for entry in entries]
+    if len(saved) == 1:
+        ((only, checksum),) = saved.items()
+        (folder / only).rename(folder / "model.safetensors")
+        return [entry._replace(file="model.safetensors") for entry in entries], {"model.safetensors": checksum}
     total = sum(entry.num_bytes for entry in entries)
     files = {"metadata": {"total_size": total}, "weight_map": {entry.name: entry.file for entry in entries}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(files, indent=1))
-    return entries
-
-
-def _write_bucket(bucket: Bucket, file: Path) -> list[TensorEntry]:
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in bucket}
-    save(tensors, file)
-    checksums = compare(tensors, file)
-    return [
-        TensorEntry(name, dtype_name(tensor), tuple(tensor.shape), checksums[name], file.name)
-        for name, tensor in tensors.items()
-    ]
+    return entries, saved
 
 
 def check_layout(layout: Iterable[tuple[str, str, tuple[int, ...]]], model: Path) -> None:
@@ -174,34 +176,8 @@ def _delete_old(parent: Path, version: int, keep: int, in_use: Callable[[], Coll
             remove_whole(folder, _gone(folder), lambda old=old: old in in_use())  # type: ignore[misc]
 
 
-def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
-    """Read a safetensors file back and compare it by name, shape, dtype and XXH3-64; PublishError on a difference.
-
-    Returns the checksum of each tensor.
-    """
-    checksums: dict[str, int] = {}
-    try:
-        with safe_open(file, framework="pt") as stored:
-            names = set(stored.keys())
-            if names != tensors.keys():
-                raise PublishError(f"{file} holds other tensors than were written: {sorted(names ^ tensors.keys())}.")
-            for name, tensor in tensors.items():
-                found = stored.get_tensor(name)
-                if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
-                    raise PublishError(
-                        f"{file}: {name} was read back as {found.dtype} {list(found.shape)}, "
-                        f"not {tensor.dtype} {list(tensor.shape)}."
-                    )
-                checksums[name] = xxh3_64_intdigest(_bytes_of(found))
-                if checksums[name] != xxh3_64_intdigest(_bytes_of(tensor)):
-                    raise PublishError(f"{file}: the values of {name} were read back changed; check the disk.")
-    except SafetensorError as exc:
-        raise PublishError(f"{file} cannot be read back: {exc}.") from exc
-    return checksums
-
-
-def save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a safetensors file of tensors in host memory; raises OSError, PublishError.
+def save(tensors: Mapping[str, Tensor], file: Path) -> int:
+    """Write a safetensors file of tensors in host memory; return its XXH3-64. Raises OSError, PublishError.
 
     Old releases of the library copy the tensors, and block all threads while they write.
     """
@@ -216,10 +192,13 @@ def save(tensors: Mapping[str, Tensor], file: Path) -> None:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, at]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    hasher = xxh3_64()
+    parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little") + text]
     with file.open("wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            out.write(_bytes_of(tensors[name]))
+        for part in parts + [_bytes_of(tensors[name]) for name in names]:
+            hasher.update(part)
+            out.write(part)
+    return hasher.intdigest()
 
 
 def _put_in_place(temporary: Path, target: Path) -> Path:

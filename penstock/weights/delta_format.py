@@ -32,8 +32,15 @@ import zstandard
 
 from penstock.errors import PublishError
 from penstock.system.disk import file_xxh3, fsync, open_plain
-from penstock.weights.file_errors import as_publish_error
-from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, WeightsIndex, digest, index_in, read_index
+from penstock.weights.index import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    WeightsIndex,
+    as_publish_error,
+    digest,
+    index_in,
+    read_index,
+)
 
 T = TypeVar("T")
 
@@ -79,14 +86,13 @@ class WeightsFolder:
 
     def read_base(self, target: WeightsIndex, name: str, start: int, num_bytes: int) -> bytes | None:
         """Read the piece that a changed file is stored as the difference to; None: zeros. Raises PublishError."""
-        is_base = name in self.index.files and self.index.sizes.get(name) == target.sizes.get(name)
+        is_base = self.index.sizes.get(name) == target.sizes[name]
         return self.read(name, start, num_bytes) if is_base else None
 
 
 def _pieces(index: WeightsIndex, name: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, bytes) of each piece of a file; nothing for an empty one. Raises PublishError."""
-    if (size := index.sizes.get(name)) is None:
-        raise PublishError(f"The index of the weights has no size of {name!r:.200}: publish again.")
+    """Yield (start, bytes) of each piece of a file; nothing for an empty one."""
+    size = index.sizes[name]
     for start in range(0, size, PIECE_BYTES):
         yield start, min(PIECE_BYTES, size - start)
 

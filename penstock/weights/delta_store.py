@@ -47,7 +47,6 @@ RANGE_BYTES = 8 * 1024 * 1024
 REPORT_S = 0.5
 #: Errors that a retry does not fix.
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-_PUTTING = ".putting-"
 
 
 class Retries(NamedTuple):
@@ -85,7 +84,8 @@ class DeltaStore:
                 if "://" in part:
                     fsspec.get_filesystem_class(part.partition("://")[0])
         except (ImportError, ValueError) as exc:
-            raise self._refused(exc) from exc
+            scheme = self._place.partition("://")[0]
+            raise ConfigError(f"trainer.delta_store {scheme}:// cannot be opened: {exc}.") from exc
 
     def names(self) -> list[str]:
         """Return all names. Raises PublishError if the store does not answer."""
@@ -113,7 +113,8 @@ class DeltaStore:
         def put(target: str) -> None:
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
             if self._is_folder:
-                _link(path, Path(target))
+                Path(target).unlink(missing_ok=True)
+                link_or_copy(path, Path(target))
             else:
                 self._fs.put_file(str(path), target)
 
@@ -201,7 +202,7 @@ class DeltaStore:
             if self._fs is None:
                 self._connect()
             return call(f"{self._root}/{name}".rstrip("/"))
-        except (FileNotFoundError, ConfigError):
+        except FileNotFoundError:
             raise
         except Exception as exc:  # each store has errors of its own
             self._fs = None  # which may be what is broken
@@ -214,28 +215,10 @@ class DeltaStore:
         if self._is_folder:
             fs, root = LocalFileSystem(skip_instance_cache=True), os.path.abspath(self._place)
         else:
-            try:
-                fs, root = fsspec.core.url_to_fs(self._place, skip_instance_cache=True)
-            except (ImportError, ValueError) as exc:
-                raise self._refused(exc) from exc
+            fs, root = fsspec.core.url_to_fs(self._place, skip_instance_cache=True)
         # A cached listing misses what other machines wrote.
         fs.use_listings_cache = False
         self._fs, self._root = fs, root.rstrip("/")
-
-    def _refused(self, exc: Exception) -> ConfigError:
-        return ConfigError(f"trainer.delta_store {self._place.partition('://')[0]}:// cannot be opened: {exc}.")
-
-
-def _link(path: Path, target: Path) -> None:
-    """Replace a file by a hard link or copy, so that no reader finds part of it. Raises OSError."""
-    temporary = target.with_name(f"{_PUTTING}{target.name}")
-    temporary.unlink(missing_ok=True)
-    try:
-        link_or_copy(path, temporary)
-        temporary.replace(target)
-    finally:
-        # A rename onto another name of the same file does nothing.
-        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, order=True, slots=True)

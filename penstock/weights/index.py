@@ -1,20 +1,22 @@
-"""The index beside published weights: name, dtype, shape, checksum and file of every tensor. Knows no torch.
+"""The index beside published weights: name, dtype, shape and file of every tensor, checksums. Knows no torch.
 
 A publication's record holds only the digest of this file, so it stays small for any model. The index also fixes the
 order in which tensors are sent, so that trainer and workers compute the same buckets.
 """
 
+import errno
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import ProtocolError, PublishError
-from penstock.records.codec import MOST, pack
+from penstock.records.codec import pack
 from penstock.records.record import Record
-from penstock.system.disk import MAX_NAME_BYTES, open_plain
+from penstock.system.disk import MAX_NAME_BYTES, is_full, open_plain
 from penstock.text import safe_repr
 
 T = TypeVar("T")
@@ -40,8 +42,6 @@ class TensorEntry(NamedTuple):
     #: torch's name, without ``torch.``
     dtype: str
     shape: tuple[int, ...]
-    #: XXH3-64 of its bytes, row by row.
-    checksum: int
     #: File of the folder that holds it.
     file: str
 
@@ -58,7 +58,7 @@ class TensorEntry(NamedTuple):
 class WeightsIndex(Record):
     """List the tensors and files of a version."""
 
-    #: [name, dtype, shape, checksum, file] of every tensor, in the order in which they are sent.
+    #: [name, dtype, shape, file] of every tensor, in the order in which they are sent.
     tensors: list[list[Any]] = field(default_factory=list)
     #: File name -> XXH3-64 of its bytes, without the index itself.
     files: dict[str, int] = field(default_factory=dict)
@@ -73,14 +73,14 @@ class WeightsIndex(Record):
 def _entry(listed: list[Any]) -> TensorEntry:
     """Validate and return an untrusted entry of an index. Raises PublishError."""
     kinds = [type(one) for one in listed]
-    if kinds != [str, str, list, int, str] or not _is_shape(listed[2]) or not 0 <= listed[3] <= MOST:
+    if kinds != [str, str, list, str] or not _is_shape(listed[2]):
         raise PublishError(
             f"The index of the weights names something that is not a tensor ({safe_repr(listed)}): publish again."
         )
-    name, dtype, shape, checksum, file = listed
+    name, dtype, shape, file = listed
     if dtype not in DTYPE_BYTES:
         raise PublishError(f"The index of the weights has a dtype that cannot be loaded: {safe_repr(dtype)}.")
-    return TensorEntry(name, dtype, tuple(shape), checksum, file)
+    return TensorEntry(name, dtype, tuple(shape), file)
 
 
 def _is_shape(shape: list[Any]) -> bool:
@@ -101,6 +101,26 @@ def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int], si
 def digest(data: bytes) -> str:
     """Return the digest of an index's bytes, which the publication carries."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+#: Errors of this process or machine, not of the file.
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+@contextmanager
+def as_publish_error(what: str) -> Iterator[None]:
+    """Convert file system errors on weights in the block to a PublishError that begins with ``what``.
+
+    Raises:
+        PublishError: a file is missing, or cannot be read or written.
+        OSError: the disk is full, or this process has no handles or memory left; other files would fail too.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in _SHORT or is_full(exc):
+            raise
+        raise PublishError(f"{what}: {exc}.") from exc
 
 
 def read_index(folder: Path, wanted: str) -> WeightsIndex:
@@ -127,12 +147,12 @@ def index_in(data: bytes, what: str) -> WeightsIndex:
         index = WeightsIndex.from_bytes(data, what)
     except ProtocolError as exc:
         raise PublishError(str(exc)) from exc
-    for name in index.files:
+    for name in index.files | index.sizes:
         if not is_file_name(name) or name == INDEX_FILE:
             raise PublishError(f"{what} names a file {name!r:.100}, which has an invalid name: publish again.")
-    for name, size in index.sizes.items():
+        size = index.sizes.get(name)
         if name not in index.files or type(size) is not int or not 0 <= size < MAX_FILE_BYTES:
-            raise PublishError(f"{what} has an invalid size of a file {name!r:.100}: publish again.")
+            raise PublishError(f"{what} has no valid size of a file {name!r:.100}: publish again.")
     return index
 
 

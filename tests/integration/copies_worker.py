@@ -10,7 +10,7 @@ from typing import Any
 from penstock.records.publication import Publication
 from penstock.weights import delta_format
 from penstock.weights.delta_store import DeltaStore
-from penstock.workers.weights import local_copies, version_folders
+from penstock.workers.weights import version_folders
 from penstock.workers.weights.local_copies import LocalCopies
 
 #: What of the making is counted as an act: a fetched range, a decoded piece, a synced folder, a rename.
@@ -18,7 +18,6 @@ ACTS: list[tuple[Any, str]] = [
     (DeltaStore, "_range"),
     (delta_format, "decode"),
     (delta_format, "fsync"),
-    (local_copies, "fsync"),
     (version_folders, "fsync"),
     (os, "rename"),
     (os, "fsync"),

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.records.worker_causes import FolderLocked
-from penstock.workers.weights import download, machine_lock
+from penstock.workers.weights import machine_lock, version_folders
 from penstock.workers.weights.version_folders import VersionFolders
 from tests.integration.fetch_parts import Version
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
@@ -58,13 +58,13 @@ async def test_what_is_spoilt_here_is_fetched_again_by_who_has_the_lock(
     assert version.is_at(await fetched(worker, version))
 
 
-@pytest.mark.parametrize("where", ["prepare", "make_room", "differing"])
+@pytest.mark.parametrize("where", ["remove_strangers", "make_room", "differing"])
 async def test_a_fetch_that_is_stopped_keeps_others_out_until_it_has_ended(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     play.trainer().offer(version.number, version.index, version.folder)
     first, second = play.worker("m"), play.worker("m")
-    of: Any = VersionFolders if where == "make_room" else download
+    of: Any = VersionFolders if where == "make_room" else version_folders
     inside, may_go_on, real = threading.Event(), threading.Event(), getattr(of, where)
 
     def slow(*arguments: Any) -> Any:

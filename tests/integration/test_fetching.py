@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from penstock.records.worker_causes import WeightsFetched
 from penstock.redis.server import RedisServer
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest
 from penstock.weights.serving import object_name
-from penstock.workers.weights import download
+from penstock.workers.weights import download, version_folders
 from penstock.workers.weights.download import Download
 from penstock.workers.weights.machine_lock import Stopped
 from tests.integration.fetch_parts import TOKEN, Version, config_of, forge, make_version, owner_of
@@ -160,7 +159,11 @@ async def test_a_trainer_whose_answers_are_spoilt_now_and_then_is_asked_again(
     trainer.offer(version.number, version.index, version.folder)
     proxy = play.up(SpoilingProxy(play.offer(version).url, how, after=40_000, count=5))
     play.offer_at(version, proxy.url)
-    assert version.is_at(await fetched(worker, version))
+    path = None
+    while path is None:
+        with contextlib.suppress(PublishError) if how == "change" else contextlib.nullcontext():
+            path = await fetched(worker, version)
+    assert version.is_at(path)
     assert proxy.num_connections > 5
 
 
@@ -188,9 +191,7 @@ async def test_a_file_is_requested_in_parts(play: Play, version: Version, monkey
     assert proxy.num_connections == 1 + 10 + 10 + 2  # index, two large files, two small ones
 
 
-async def test_a_file_with_a_wrong_byte_is_fetched_again_and_no_other(
-    play: Play, version: Version, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_with_a_wrong_byte_is_fetched_again_and_no_other(play: Play, version: Version) -> None:
     """As a power loss leaves it."""
     trainer, worker = play.trainer(), play.worker("a")
     half = worker.temporary(version.index)
@@ -200,8 +201,9 @@ async def test_a_file_with_a_wrong_byte_is_fetched_again_and_no_other(
     with (half / "model-00001.safetensors").open("r+b") as file:
         file.write(bytes(10))
     trainer.offer(version.number, version.index, version.folder)
+    with pytest.raises(PublishError, match=r"model-00001\.safetensors came otherwise than its index says"):
+        await fetched(worker, version)
     assert version.is_at(await fetched(worker, version))
-    assert "model-00001.safetensors differ from the index" in caplog.text
     assert worker.num_bytes == version.num_bytes - 2 * 600_000 + 1_000_000
 
 
@@ -210,10 +212,13 @@ async def test_a_file_that_is_not_what_the_index_names_never_comes(play: Play, v
     with (version.folder / "model-00001.safetensors").open("r+b") as file:
         file.write(b"\0" * 10)
     trainer.offer(version.number, version.index, version.folder)
-    with pytest.raises(PublishError, match=r"model-00001\.safetensors is not the file that its index names"):
+    with pytest.raises(PublishError, match=r"model-00001\.safetensors came otherwise than its index says"):
         await fetched(worker, version)
     assert not (worker.folder / object_name(1, version.index)).exists()
-    assert worker.num_bytes < 2 * version.num_bytes, "the wrong file twice, the others once"
+    before = worker.num_bytes
+    with pytest.raises(PublishError, match="came otherwise"):
+        await fetched(worker, version)
+    assert worker.num_bytes == before + 1_000_000, "the wrong file alone"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +248,7 @@ async def test_an_index_that_is_endless_or_always_cut_fails(
     play: Play, version: Version, num_bytes: int, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "GIVE_UP_S", 0.5)
-    monkeypatch.setattr(download, "MAX_INDEX_BYTES", 2**20)
+    monkeypatch.setattr(version_folders, "MAX_INDEX_BYTES", 2**20)
     head = (
         f"HTTP/1.1 206 P\r\nContent-Range: bytes 0-{num_bytes - 1}/{num_bytes}\r\nContent-Length: {num_bytes}\r\n\r\n"
     )
@@ -281,39 +286,6 @@ async def test_an_index_is_continued_where_it_was_cut(
     assert worker.num_bytes == version.num_bytes
 
 
-@pytest.mark.parametrize(("looks_s", "comes"), [((60, 10, 4), True), ((60, 10, 6), False)])
-async def test_only_time_since_a_missing_offer_counts(
-    play: Play, version: Version, looks_s: tuple[int, ...], comes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if Redis and the trainer restart together, after a minute in which the worker did not look for the offer."""
-    monkeypatch.setattr(download, "GIVE_UP_S", 1000.0)
-    monkeypatch.setattr(download, "AGAIN_S", 0.0)
-    clock, left = [0.0], [*looks_s]
-    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    trainer, worker = play.trainer(), play.worker("a")
-    trainer.offer(version.number, version.index, version.folder)
-    url = play.offer(version).url
-    play.offer_at(version, "http://127.0.0.1:1")
-    look, looks = worker._look, list[bool]()
-
-    async def look_later() -> bool:
-        if looks and left:
-            play.client.delete(play.key(version))
-            clock[0] += left.pop(0)
-        elif looks:
-            forge(play.client, play.keys, Offer(url, version.number, version.index))
-        looks.append(await look())
-        return looks[-1]
-
-    monkeypatch.setattr(worker, "_look", look_later)
-    if comes:
-        assert version.is_at(await fetched(worker, version))
-    else:
-        with pytest.raises(PublishError, match="its trainer no longer offers it"):
-            await fetched(worker, version)
-    assert looks[:4] == [True, False, False, False]
-
-
 @pytest.mark.parametrize("forged", [Offer("http://127.0.0.1:1", 2, "c" * 32), Offer("http://127.0.0.1:1", 9, "d" * 32)])
 async def test_an_offer_of_another_version_is_refused(play: Play, forged: Offer) -> None:
     play.client.set(play.keys.offer("policy", 9, "c" * 32), forged.to_bytes())
@@ -330,7 +302,7 @@ async def test_an_index_that_is_not_the_announced_one_is_refused_before_anything
     file = version.folder / INDEX_FILE
     data = file.read_bytes()
     file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(PublishError, match="its trainer sends another index than was announced"):
+    with pytest.raises(PublishError, match="is not the index that was announced"):
         await fetched(worker, version)
     assert os.listdir(worker.folder) == [".lock"]
 
@@ -338,9 +310,9 @@ async def test_an_index_that_is_not_the_announced_one_is_refused_before_anything
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ({}, "does not say how large its files are, .*: publish again"),
-        ({"config.json": -1}, "has an invalid size of a file 'config.json'"),
-        ({"config.json": 2**50}, "has an invalid size of a file 'config.json'"),
+        ({}, "has no valid size of a file 'config.json'"),
+        ({"config.json": -1}, "has no valid size of a file 'config.json'"),
+        ({"config.json": 2**50}, "has no valid size of a file 'config.json'"),
         ({"config.json": 2**45}, r"more than serving\.max_bytes"),
         ({"../escape": 1}, "names a file '../escape', which has an invalid name"),
         ({".hidden": 1}, "names a file '.hidden', which has an invalid name"),
@@ -402,7 +374,7 @@ async def test_a_trainer_that_goes_and_returns_elsewhere_is_followed(
 async def test_what_came_before_the_trainer_went_is_kept_and_nothing_keeps_no_room(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "GONE_S", 0.5)
+    monkeypatch.setattr(download, "GIVE_UP_S", 0.5)
     trainer, worker = play.trainer(), play.worker("a")
     trainer.offer(version.number, version.index, version.folder)
     proxy = play.up(SpoilingProxy(play.offer(version).url, "cut", after=100_000))
@@ -411,7 +383,7 @@ async def test_what_came_before_the_trainer_went_is_kept_and_nothing_keeps_no_ro
     await asyncio.to_thread(until, lambda: worker.num_bytes > 100_000)
     trainer.close()
     play.client.delete(play.key(version))
-    with pytest.raises(PublishError, match="its trainer no longer offers it"):
+    with pytest.raises(PublishError, match=r"version 1 cannot be fetched: .*; check that its trainer is running"):
         await coming
     (half,) = worker.folder.glob(".making-*")
     came = sum(file.stat().st_size for file in half.iterdir())
@@ -498,7 +470,7 @@ async def test_a_download_is_continued_under_the_number_of_a_tick(
     (play.folder / "elsewhere").rename(file)
     trainer.offer(2, version.index, version.folder)
     assert version.is_at(await fetched(worker, replace(version, number=2)))
-    assert worker.num_bytes == version.num_bytes + (version.folder / INDEX_FILE).stat().st_size, "the index twice"
+    assert worker.num_bytes == version.num_bytes
 
 
 async def test_an_error_of_redis_ends_no_renewal_of_offers(

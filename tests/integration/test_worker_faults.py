@@ -680,7 +680,7 @@ async def test_a_broken_publication_is_named_and_the_old_version_goes_on(
         await until(lambda: presence(client, keys)["state"] == "cannot load")
         nowhere = dataclasses.replace(publications[2], rev=1, path="/" + "x" * 5000)
         client.xadd(keys.weights("policy"), {"p": nowhere.to_bytes()}, id="2-1")
-        await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="cannot be looked at"))
+        await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="there is no folder"))
         fifo = dataclasses.replace(publications[2], rev=2, path=str(tmp_path), index="a" * 32)
         client.xadd(keys.weights("policy"), {"p": fifo.to_bytes()}, id="2-2")
         await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="no plain file"))

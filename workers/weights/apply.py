@@ -121,17 +121,13 @@ class Updater:
         """
         async with self._valves.applying:
             _refuse_backwards(self._engine, publication)
-            task = asyncio.create_task(self._engine.adopt(publication))
             try:
-                await asyncio.shield(task)
+                await _shielded(self._engine.adopt(publication))
             except EngineDied:
                 raise
             except EngineError as exc:
                 log.warning("version %d is loaded, though the engine has its weights: %s", publication.version, exc)
                 return False
-            except asyncio.CancelledError:
-                await asyncio.wait({task})
-                raise
         log.info("version %d has the weights that are loaded: the engine took its number", publication.version)
         return True
 
@@ -215,14 +211,20 @@ async def return_all(engine: Engine, valves: Valves) -> None:
 
 
 async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.create_task(change)
     try:
-        return await asyncio.shield(task)
+        return await _shielded(change)
     except EngineDied:
         raise
     except EngineError as exc:
         # Whether it is paused, and which weights it has, is unknown.
         raise EngineDied(f"the engine failed during an update of weights: {exc}") from exc
+
+
+async def _shielded(change: Coroutine[Any, Any, T]) -> T:
+    """Wait for a change of an engine; a cancellation waits for its end."""
+    task = asyncio.create_task(change)
+    try:
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise

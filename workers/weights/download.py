@@ -7,14 +7,12 @@ Only the announced digest proves the index, and only the index proves files: an 
 """
 
 import asyncio
-import io
-import math
 import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import aiohttp
@@ -22,33 +20,27 @@ from yarl import URL
 
 from penstock.config import Config
 from penstock.errors import ProtocolError, PublishError
-from penstock.protocol.scripts import OFFER_EVERY_S, read_offer
+from penstock.protocol.scripts import read_offer
 from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.records.worker_causes import VersionNotServed, WeightsFetched
 from penstock.redis.control import AsyncControl
-from penstock.system.disk import fsync, is_full, remove
+from penstock.system.disk import is_full, remove
 from penstock.text import format_exc
-from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
+from penstock.weights.index import INDEX_FILE
 from penstock.weights.serving import STALL_S, client_context, object_name, token_of
-from penstock.workers.weights.file_hashes import differing
 from penstock.workers.weights.machine_lock import Stopped
-from penstock.workers.weights.version_folders import Fetched, NoRoom, Report, VersionFolders, log, size_of
-
-T = TypeVar("T")
+from penstock.workers.weights.version_folders import Fetched, NoRoom, Report, VersionFolders, size_of
 
 #: Longest wait for the offer of a published version, and polling interval.
 OFFER_WAIT_S, LOOK_S = 120.0, 0.2
-#: A download fails if no bytes arrive for this long, or if meanwhile no offer is found for ``GONE_S``; received bytes
-#: are kept. A restarted Redis has no offers for a while.
-GIVE_UP_S, GONE_S = 60.0, 3 * OFFER_EVERY_S
+#: A download fails if no bytes arrive for this long; received bytes are kept.
+GIVE_UP_S = 60.0
 #: Pause after a failed request.
 AGAIN_S = 0.5
 #: Bytes of one request, after which others may have the connection, and of one read.
 REQUEST_BYTES, CHUNK_BYTES = 64 * 1024**2, 256 * 1024
-#: Times that a file with wrong bytes is fetched.
-ATTEMPTS = 2
 #: Files that are fetched at once.
 FETCHES = 4
 
@@ -67,8 +59,7 @@ class _Failed(Exception):
     """A request failed; the message says why."""
 
     def __init__(self, why: str, remedy: str = _BE_RUNNING) -> None:
-        super().__init__(why)
-        self.remedy = remedy
+        super().__init__(f"{why}; {remedy}")
 
 
 class Download(VersionFolders):
@@ -89,7 +80,7 @@ class Download(VersionFolders):
         super().__init__(
             serving.folder or config.run_dir / "fetched", serving.max_bytes, "serving.max_bytes", blocked_on
         )
-        self._config, self._keys, self._model, self._redis_url = serving, keys, config.model.name, config.redis.url
+        self._keys, self._model, self._redis_url = keys, config.model.name, config.redis.url
         self._token, self._tls = token_of(config), client_context(serving)
         self._scheme = "http" if self._tls is None else "https"
         #: Bytes received so far, of all versions.
@@ -100,61 +91,42 @@ class Download(VersionFolders):
         self._version, self._index, self._url = publication.version, publication.index, ""
         self._name = object_name(self._version, self._index)
         self._cause: Callable[[], Cause] = lambda: WeightsFetched(self._version, "offer")
-        self._run(self._await_offer)
+        self._run(self._await_offer())
 
     def make(self, publication: Publication) -> tuple[Path, Fetched]:
         """Download a version, and hold it. Raises PublishError, OSError."""
         folder, before = self.temporary(self._index), self.num_bytes  # a tick continues it
         self.remove_leftovers(self._index)
         self._cause = lambda: WeightsFetched(self._version, "index")
-        data = self._run(self._receive_index)
-        record = index_in(data, f"the index of version {self._version}")
-        if record.sizes.keys() != record.files.keys():
-            raise PublishError(
-                f"the index of version {self._version} does not say how large its files are, as an earlier penstock "
-                "wrote it: publish again."
-            )
-        size = sum(record.sizes.values())
-        self._cause = lambda: WeightsFetched(self._version, missing=size - size_of(folder), size=size)
+
+        def fetch(sizes: Mapping[str, int]) -> None:
+            if (size := sum(sizes.values())) and INDEX_FILE not in sizes:
+                self._cause = lambda: WeightsFetched(self._version, missing=size - size_of(folder), size=size)
+            self._run(self._receive(folder, sizes))
+
         try:
-            prepare(folder, record.sizes)
-            self.make_room(size + len(data), size_of(folder))
-            for _ in range(ATTEMPTS):
-                self._run(lambda: self._receive_files(folder, record.sizes))
-                if not (wrong := differing(folder, record.files, self._index)):
-                    break
-                log.warning("%s is fetched again: %s differ from the index", self._name, ", ".join(wrong[:8]))
-                for file in wrong:
-                    (folder / file).unlink()
-            else:
-                raise self._error(f"{wrong[0]} is not the file that its index names; publish it again")
-            (folder / INDEX_FILE).write_bytes(data)
-            for path in (*sorted(folder.iterdir()), folder):
-                fsync(path)
+            self.complete(folder, self._index, fetch)
             return self.add(folder, self._name), Fetched(self.num_bytes - before, is_whole=True)
         except (PublishError, OSError) as exc:
             has_filled_disk = is_full(exc) and not isinstance(exc, NoRoom)
-            if has_filled_disk or not any(file.stat().st_size for file in folder.glob("*")):
+            if has_filled_disk or not any(one.stat().st_size for one in folder.iterdir() if one.name != INDEX_FILE):
                 remove(folder)  # the disk is not left full
             raise
 
-    def _error(self, why: str) -> PublishError:
-        return PublishError(f"version {self._version} cannot be fetched: {why}.")
-
-    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in an event loop until it ends, and report what it waits for. Blocks.
 
         Raises:
             PublishError: it failed; Stopped: this worker stops. OSError.
         """
         try:
-            return asyncio.run(self._watched(work))
+            asyncio.run(self._watched(work))
         except ProtocolError as exc:
             raise PublishError(str(exc)) from exc
 
-    async def _watched(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        #: Times at which bytes arrived last, and since which no offer was found (monotonic, s).
-        self._came_at, self._missing_at = time.monotonic(), math.inf
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        #: Time at which bytes arrived last (monotonic, s).
+        self._came_at = time.monotonic()
         self._control = AsyncControl(self._redis_url)
         async with aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
@@ -164,13 +136,13 @@ class Download(VersionFolders):
             auto_decompress=False,
             read_bufsize=CHUNK_BYTES,
         ) as self._session:
-            task = asyncio.create_task(work())
+            task = asyncio.create_task(work)
             try:
                 while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
                     self.blocked_on(self._cause())
                     if self.stopped():
                         raise Stopped(f"version {self._version} was not fetched completely: this worker stops.")
-                return task.result()
+                task.result()
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -186,33 +158,17 @@ class Download(VersionFolders):
 
     async def _await_offer(self) -> None:
         """Wait for an offer, without the lock of this machine. Raises PublishError."""
-        version, deadline = self._version, time.monotonic() + OFFER_WAIT_S
-        key = self._keys.weights(self._model)
+        deadline = time.monotonic() + OFFER_WAIT_S
         while not await self._look():
-            newest = await self._control.do(lambda client: client.xrevrange(key, count=1))
-            if (
-                newest
-                and Publication.from_bytes(newest[0][1].get(b"p", b""), "the newest publication").version > version
-            ):
-                raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
             if time.monotonic() > deadline:
                 raise PublishError(
-                    f"version {version} is not offered over HTTP: set serving.enabled for its trainer too, or publish "
-                    "to a folder that this machine sees.",
-                    VersionNotServed(version),
+                    f"version {self._version} is not offered over HTTP: set serving.enabled for its trainer too, or "
+                    "publish to a folder that this machine sees.",
+                    VersionNotServed(self._version),
                 )
             await asyncio.sleep(LOOK_S)
 
-    async def _receive_index(self) -> bytes:
-        """Return the bytes of the announced index. Raises PublishError."""
-        received = io.BytesIO()
-        while not await self._request(INDEX_FILE, received.tell(), None, received):
-            pass
-        if digest(received.getvalue()) != self._index:
-            raise self._error("its trainer sends another index than was announced; publish it again")
-        return received.getvalue()
-
-    async def _receive_files(self, folder: Path, sizes: Mapping[str, int]) -> None:
+    async def _receive(self, folder: Path, sizes: Mapping[str, int]) -> None:
         """Append to the files in ``folder`` what is missing; retry failures.
 
         Raises:
@@ -225,8 +181,8 @@ class Download(VersionFolders):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             async with turns:
                 with os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0) as file:
-                    while (start := os.fstat(file.fileno()).st_size) < size:
-                        await self._request(path.name, start, min(start + REQUEST_BYTES, size), file)
+                    while await self._request(path.name, size, file):
+                        pass
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -235,65 +191,59 @@ class Download(VersionFolders):
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _request(self, file: str, start: int, end: int | None, into: BinaryIO | io.RawIOBase) -> bool:
-        """Request a range of a file (None: to the end of an index) and write what comes of it; return whether all came.
+    async def _request(self, name: str, size: int, into: BinaryIO) -> bool:
+        """Request a range of a file and append what comes of it; return whether some of the file is missing.
 
-        Waits after a failure. Raises as ``_receive_files``.
+        Waits after a failure. Raises as ``_receive``.
+
+        Args:
+            size: of the file; of an index the most that it may have.
         """
+        start = os.fstat(into.fileno()).st_size
+        if start >= size:
+            return False
         try:
-            url, last = _URL.fullmatch(self._url), (MAX_INDEX_BYTES if end is None else end) - 1
+            url = _URL.fullmatch(self._url)
             if url is None or url[1] != self._scheme:
                 raise _Failed(
                     f"{self._url[:200]!r} is no address of {self._scheme}", "give every part the same tls_cert"
                 )
             async with self._session.get(
-                URL(f"{self._url}/{self._name}/{quote(file, safe='')}", encoded=True),
-                headers={"Range": f"bytes={start}-{last}"},
+                URL(f"{self._url}/{self._name}/{quote(name, safe='')}", encoded=True),
+                headers={"Range": f"bytes={start}-{min(start + REQUEST_BYTES, size) - 1}"},
                 allow_redirects=False,
             ) as answer:
-                end = _checked_end(answer, start, end)
+                end, size = _span(answer, start, size, is_index=name == INDEX_FILE)
                 while start < end and (part := await answer.content.read(min(CHUNK_BYTES, end - start))):
-                    self._came_at, self._missing_at = time.monotonic(), math.inf
+                    self._came_at = time.monotonic()
                     self.num_bytes += len(part)
                     start += len(part)
                     while part:
                         part = part[into.write(part) or 0 :]
             if start < end:
                 raise _Failed(f"{self._url}: the answer ends too early")
-            return True
+            return end < size
         except _Failed as exc:
             failed = exc
         except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError) as exc:  # others are of the disk
             is_unknown = isinstance(exc, aiohttp.ClientSSLError)
             failed = _Failed(f"{self._url}: {format_exc(exc)}", _KNOWN_CERTIFICATE if is_unknown else _BE_RUNNING)
         await asyncio.sleep(AGAIN_S)
-        is_offered, now = await self._look(), time.monotonic()
-        self._missing_at = math.inf if is_offered else min(self._missing_at, now)
-        if now - self._missing_at > GONE_S:
-            raise self._error(f"its trainer no longer offers it; {failed}; {failed.remedy}")
-        if now - self._came_at > GIVE_UP_S:
-            raise self._error(f"{failed}; {failed.remedy}")
-        return False
+        await self._look()
+        if time.monotonic() - self._came_at > GIVE_UP_S:
+            raise PublishError(f"version {self._version} cannot be fetched: {failed}.")
+        return True
 
 
-def prepare(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Make the folder of a download, and delete what cannot be the beginning of a file. Raises OSError."""
-    if folder.is_symlink():
-        folder.unlink()  # do not delete files in its target
-    folder.mkdir(exist_ok=True)
-    for entry in folder.iterdir():
-        if entry.is_symlink() or not entry.is_file() or entry.stat().st_size > sizes.get(entry.name, -1):
-            remove(entry)
-
-
-def _checked_end(answer: aiohttp.ClientResponse, start: int, end: int | None) -> int:
-    """Return the end of the bytes that an answer has; raise _Failed if they are not the requested ones."""
+def _span(answer: aiohttp.ClientResponse, start: int, size: int, *, is_index: bool) -> tuple[int, int]:
+    """Return the end of the bytes that an answer has, and of the file; raise _Failed if others were requested."""
     if answer.status == 401:
         raise _Failed(f"{answer.url.origin()} refuses our token of the run", _SAME_TOKEN)
     if answer.status != 206:
         raise _Failed(f"{answer.url.origin()} answers with status {answer.status}")
     span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))
-    found = (int(span[1]), int(span[2]) + 1) if span is not None else (0, 0)
-    if span is None or found != (start, end if end is not None else min(int(span[3]), MAX_INDEX_BYTES)):
+    first, last, found = map(int, span.groups()) if span is not None else (-1, -1, -1)
+    is_of_size = found <= size if is_index else found == size
+    if not is_of_size or (first, last + 1) != (start, min(start + REQUEST_BYTES, found)):
         raise _Failed(f"{answer.url.origin()} answers with another range")
-    return found[1]
+    return last + 1, found

@@ -1,7 +1,7 @@
 """Compute the XXH3-64 of a version's files once per machine, in a process of low priority, and cache it.
 
-    caller ── cached, and no file has changed ──> answer
-      └────── child: lock of the version ── cached by now? ── hash the others ── cache them ──> answer
+    cached, and no file has changed ──> answer
+      └─no─> lock of the version ── cached by now? ─no─> child hashes the others ── cache them ──> answer
 
 The cache is ``$XDG_CACHE_HOME/penstock/hashes/BOOT`` (``~/.cache/penstock/...``), which the workers of one user share.
 A file counts as unchanged if its size, inode, device, mtime and ctime are the same as when it was hashed. The cache is
@@ -23,15 +23,14 @@ from penstock.errors import PublishError
 from penstock.system.disk import check_own, file_xxh3, own_folder, put
 from penstock.system.keeper import die_with_parent
 from penstock.system.processes import python_command, python_environment
-from penstock.weights.file_errors import as_publish_error
-from penstock.weights.index import INDEX_FILE, read_index
+from penstock.weights.index import INDEX_FILE, as_publish_error, read_index
 from penstock.workers.weights.machine_lock import alone_in
 
 log = logging.getLogger(__name__)
 
 #: Fewer bytes than this are hashed in this process: starting another takes longer.
 SMALL_BYTES = 16 * 1024 * 1024
-#: Longest wait for the child: this many seconds, plus the time for it and one before it at this rate.
+#: Longest wait for the child: this many seconds, plus the time for the files at this rate.
 CHILD_S, CHILD_BYTES_PER_S = 120.0, 16 * 1024 * 1024
 #: Most versions in the cache of one machine.
 MAX_REMEMBERED = 64
@@ -52,33 +51,44 @@ def differing(folder: Path, checksums: Mapping[str, int], digest: str) -> list[s
     A file that differs is hashed once more, without the cache.
 
     Args:
-        digest: as of :func:`hashes_of`.
+        digest: of the version's index, the key of the cache.
 
     Raises OSError if a file cannot be read.
     """
     found = hashes_of(folder, list(checksums), digest)
     if wrong := [name for name, checksum in checksums.items() if found[name] != checksum]:
         log.warning("%s: hashes differ and are computed once more: %s", folder, ", ".join(wrong[:8]))
-        with _turn(digest):
-            _remember(digest, {name: one for name, one in _read(digest).items() if name not in wrong})
-        found = hashes_of(folder, wrong, digest)
+        found = hashes_of(folder, wrong, digest, anew=True)
     return [name for name in wrong if found[name] != checksums[name]]
 
 
-def hashes_of(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]:
+def hashes_of(folder: Path, names: Sequence[str], digest: str, *, anew: bool = False) -> dict[str, int]:
     """Return name -> XXH3-64 of files in ``folder``. Blocks until they are hashed, unless they are cached.
 
     Args:
-        digest: of the version's index, the key of the cache.
+        digest: as of :func:`differing`.
+        anew: ignore cached hashes, and replace them.
 
     Raises OSError if a file cannot be read.
     """
     if sum((folder / name).stat().st_size for name in names) < SMALL_BYTES:
         return {name: file_xxh3(folder / name) for name in names}
-    found = _remembered(folder, names, digest)
-    if missing := [name for name in names if name not in found]:
-        found |= _ask_child(folder, missing, digest)
-    return found
+    found = {} if anew else _remembered(folder, names, digest)
+    if len(found) == len(names):
+        return found
+    with _turn(digest):
+        found = {} if anew else _remembered(folder, names, digest)  # another process may have hashed them meanwhile
+        states = {name: _state((folder / name).stat()) for name in names if name not in found}
+        settled_ns = time.time_ns() - SETTLED_NS
+        fresh = _ask_child(folder, list(states)) if states else {}
+        kept = {
+            name: (state, fresh[name])
+            for name, state in states.items()
+            if max(state[3:]) < settled_ns and state == _state((folder / name).stat())
+        }
+        if kept:
+            _remember(digest, _read(digest) | kept)
+    return found | fresh
 
 
 def cache_folder() -> Path:
@@ -112,42 +122,21 @@ def _read(digest: str) -> Known:
         return {}
 
 
-def _ask_child(folder: Path, names: list[str], digest: str) -> dict[str, int]:
+def _ask_child(folder: Path, names: list[str]) -> dict[str, int]:
     """Hash files in a process of low priority, so that this event loop is not blocked. Waits for it."""
+    paths = [str(folder / name) for name in names]
     command = python_command(__name__, str(os.getpid()))
-    question = json.dumps({"folder": str(folder), "names": names, "digest": digest}).encode()
-    limit_s = CHILD_S + 2 * sum((folder / name).stat().st_size for name in names) / CHILD_BYTES_PER_S
+    limit_s = CHILD_S + sum(os.stat(path).st_size for path in paths) / CHILD_BYTES_PER_S
     environment = python_environment(os.environ)
     try:
         done = subprocess.run(
-            command, input=question, capture_output=True, env=environment, check=True, timeout=limit_s
+            command, input=json.dumps(paths).encode(), capture_output=True, env=environment, check=True, timeout=limit_s
         )
-        answer = json.loads(done.stdout)
-        return {name: int(answer[name]) for name in names}
-    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as exc:
+        return {name: int(value) for name, value in zip(names, json.loads(done.stdout), strict=True)}
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError) as exc:
         why = (getattr(exc, "stderr", None) or b"").decode(errors="replace").strip()[-500:]
         log.warning("the process that hashes %s failed, the files are hashed in this one: %r %s", folder, exc, why)
     return {name: file_xxh3(folder / name) for name in names}
-
-
-def hash_files(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]:
-    """Hash files that are not cached, one process of this machine at a time, and cache the hashes. Blocks.
-
-    Raises OSError if a file cannot be read.
-    """
-    with _turn(digest):
-        found = _remembered(folder, names, digest)
-        fresh: Known = {}
-        for name in names:
-            if name not in found:
-                before = _state((folder / name).stat())
-                found[name] = file_xxh3(folder / name)
-                is_settled = time.time_ns() - max(before[3:]) > SETTLED_NS
-                if is_settled and _state((folder / name).stat()) == before:
-                    fresh[name] = (before, found[name])
-        if fresh:
-            _remember(digest, _read(digest) | fresh)
-    return found
 
 
 @contextlib.contextmanager
@@ -180,9 +169,7 @@ def main() -> None:
     """Answer one request of :func:`_ask_child`; die with the parent process."""
     die_with_parent(int(sys.argv[1]))
     os.nice(NICENESS)
-    question = json.load(sys.stdin)
-    answer = hash_files(Path(question["folder"]), question["names"], question["digest"])
-    json.dump(answer, sys.stdout)
+    json.dump([file_xxh3(Path(path)) for path in json.load(sys.stdin)], sys.stdout)
 
 
 def prove(folder: Path, digest: str) -> None:

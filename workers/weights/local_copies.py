@@ -8,20 +8,19 @@ logged and the next best chain is tried; the error of the last one is raised. A 
 
 import logging
 import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
-from penstock.system.disk import fsync
 from penstock.weights.delta_format import WeightsFolder, apply_delta
 from penstock.weights.delta_store import DELTA, Anchor, Chain, Delta, DeltaStore, catalog_of, find_chain
-from penstock.weights.file_errors import as_publish_error
-from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
+from penstock.weights.index import MAX_INDEX_BYTES, as_publish_error
 from penstock.weights.serving import object_name
 from penstock.workers.weights.file_hashes import prove
 from penstock.workers.weights.machine_lock import Stopped
-from penstock.workers.weights.version_folders import Fetched, Hold, NoRoom, Report, VersionFolders
+from penstock.workers.weights.version_folders import Fetched, Hold, NoRoom, Report, VersionFolders, size_of
 
 log = logging.getLogger(__name__)
 
@@ -102,16 +101,14 @@ class LocalCopies(VersionFolders):
 
     def _fetch_anchor(self, anchor: Anchor, making: Path) -> tuple[Path, int]:
         into, self._group = making / "anchor", anchor.group
-        into.mkdir()
-        num_bytes = self._fetch(f"{anchor.group}/{INDEX_FILE}", into / INDEX_FILE, MAX_INDEX_BYTES)
-        index = read_index(into, anchor.index)
-        self.make_room(sum(index.sizes.values()))
+
+        def fetch(sizes: Mapping[str, int]) -> None:
+            for name, size in sizes.items():
+                self._fetch(f"{anchor.group}/{name}", into / name, size)
+
         with as_publish_error(f"{anchor.group} cannot be fetched"):
-            for name in index.files:
-                num_bytes += self._fetch(f"{anchor.group}/{name}", into / name, index.sizes.get(name, 0))
-            prove(into, anchor.index)
-            fsync(into)
-        return into, num_bytes
+            self.complete(into, anchor.index, fetch)
+            return into, size_of(into)
 
     def _patch(self, delta: Delta, at: Path, making: Path) -> tuple[Path, int]:
         """Apply a delta to a second folder; ``at``, which an engine may read, is not written."""

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 #: Polling interval for a held lock; heartbeat interval of its holder.
 LOOK_S, BEAT_S = 0.05, 2.0
-#: A holder without a heartbeat for this long is stalled. At most ``LOOK_COUNTS_S`` counts per poll, because the waiting
-#: process, or the whole machine, may have been suspended itself.
-STILL_S, LOOK_COUNTS_S = 30.0, 1.0
+#: A holder without a heartbeat for this long is stalled. Polls are counted, because the waiting process, or the whole
+#: machine, may have been suspended itself.
+STILL_S = 30.0
 
 
 class Stopped(PublishError):
@@ -68,14 +68,12 @@ def alone_in(
 
 
 def _acquire(handle: int, file: Path, blocked_on: Callable[[Cause | None], None], stopped: Callable[[], bool]) -> None:
-    seen, seen_at, still_s = (b"", 0), time.monotonic(), 0.0
+    seen, num_still = (b"", 0), 0
     while not locks(handle):
-        before, before_at = seen, seen_at
-        seen, seen_at = (os.pread(handle, 20, 0), os.fstat(handle).st_mtime_ns), time.monotonic()
-        is_still = seen == before and seen[0] != b""
-        still_s = still_s + min(seen_at - before_at, LOOK_COUNTS_S) if is_still else 0.0
+        before, seen = seen, (os.pread(handle, 20, 0), os.fstat(handle).st_mtime_ns)
+        num_still = num_still + 1 if seen == before and seen[0] != b"" else 0
         holder = int(seen[0]) if seen[0].isdigit() else 0
-        if still_s > STILL_S:
+        if num_still * LOOK_S > STILL_S:
             raise PublishError(
                 f"{process_name(holder)} holds {file} and has been stalled for {STILL_S:g} s: resume it (kill -CONT), "
                 "or end it.",

@@ -14,7 +14,6 @@ from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.records.worker_causes import CopyMade, WeightsFetched
-from penstock.weights.file_errors import is_folder
 from penstock.weights.index import read_index
 from penstock.workers.services import Tally
 from penstock.workers.weights.download import Download
@@ -119,7 +118,8 @@ class WeightStore:
             stop.set()
             raise
         except (PublishError, DiskFull) as exc:
-            await asyncio.to_thread(_require_folder, publication, exc)
+            if isinstance(exc, Stopped) or not await asyncio.to_thread(_has_index, publication):
+                raise PublishError(str(exc), exc.cause if isinstance(exc, PublishError) else None) from exc
             log.error("version %d is loaded from %s: %s", version, publication.path, exc)
             return publication
         finally:
@@ -128,17 +128,6 @@ class WeightStore:
         self._tally.weight_copy_bytes += source.last.num_bytes
         self._tally.weight_copy_s += source.last.took_s
         return replace(publication, path=str(path))
-
-
-def _require_folder(publication: Publication, failed: PublishError | DiskFull) -> None:
-    """Raise PublishError with ``failed`` unless the folder of this version can be read, or the worker stops."""
-    why, cause = str(failed), failed.cause if isinstance(failed, PublishError) else None
-    try:
-        if not isinstance(failed, Stopped) and is_folder(Path(publication.path)) and _has_index(publication):
-            return
-    except PublishError as unknown:
-        why += f" {unknown}"
-    raise PublishError(why, cause) from failed
 
 
 def _has_index(publication: Publication) -> bool:

@@ -4,14 +4,18 @@ A checkpoint with a wrong shape kills a running SGLang server, a missing tensor 
 are refused here. Reads safetensors headers only; the bytes for their checksums are read by ``file_hashes.py``.
 """
 
+import os
 from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
-from penstock.weights.file_errors import is_folder, shown_path
+from penstock.text import utf8_safe
 from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, header_rooms, read_folder
 from penstock.workers.weights.file_hashes import differing
+
+#: Most characters of a path that are shown.
+MAX_PATH = 300
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:
@@ -24,10 +28,10 @@ def verify_publication(publication: Publication, reference: Tensors, *, tied: bo
     """
     what = f"publication {publication.version} of {publication.model!r}"
     folder, ignored = Path(publication.path), {"lm_head.weight"} if tied else set()
-    if not is_folder(folder):
+    if not os.path.isdir(folder):
         raise PublishError(
-            f"{what}: there is no folder {shown_path(folder)} on this machine; publish to one that trainer and workers "
-            "share, and keep it while it is the newest."
+            f"{what}: there is no folder {utf8_safe(str(folder), MAX_PATH)} on this machine that workers may read; "
+            "publish to one that they share with the trainer, and keep it while it is the newest."
         )
     index = read_index(folder, publication.index)
     entries = index.entries()

@@ -9,7 +9,8 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -19,8 +20,9 @@ from penstock.records.cause import Cause
 from penstock.records.publication import Publication
 from penstock.records.worker_causes import WeightsDiskFull, WeightsOverLimit
 from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
+from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from penstock.weights.serving import is_object, object_name
-from penstock.workers.weights.file_hashes import prove
+from penstock.workers.weights.file_hashes import differing, prove
 from penstock.workers.weights.machine_lock import alone_in, locks
 
 log = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class Fetched(NamedTuple):
         return "whole" if self.is_whole else "deltas" if self.num_deltas else "here"
 
 
-class VersionFolders:
+class VersionFolders(ABC):
     """Keep versions under ``folder``, at most ``max_bytes``, for one engine. Calls block; one thread at a time.
 
         held, without the lock:    proven version? ─no─> prepare ──┐
@@ -139,15 +141,46 @@ class VersionFolders:
             )
         return path
 
-    def prepare(self, publication: Publication) -> None:
+    def prepare(self, publication: Publication) -> None:  # noqa: B027
         """Wait, without the lock, until the version can be made. Raises PublishError."""
 
+    @abstractmethod
     def make(self, publication: Publication) -> tuple[Path, Fetched]:
         """Make a version, add it to the folders and return its path; the caller holds the lock.
 
         Raises PublishError, OSError.
         """
-        raise NotImplementedError
+
+    def complete(self, folder: Path, index: str, fetch: Callable[[Mapping[str, int]], None]) -> None:
+        """Fetch what a folder lacks of a version: the index, then its files; prove and sync them.
+
+        Args:
+            folder: created if missing; may have the beginnings of files.
+            fetch: completes files, given with their sizes; that of the index is the most that it may have.
+
+        Raises:
+            PublishError: the index or a file is not the announced one, or ``fetch`` failed. A wrong file is deleted.
+            OSError: a disk error.
+        """
+        if folder.is_symlink():
+            folder.unlink()  # do not delete files in its target
+        folder.mkdir(exist_ok=True)
+        try:
+            record = read_index(folder, index)  # a previous attempt may have fetched it
+        except PublishError:
+            (folder / INDEX_FILE).unlink(missing_ok=True)
+            fetch({INDEX_FILE: MAX_INDEX_BYTES})
+            record = read_index(folder, index)
+        remove_strangers(folder, {**record.sizes, INDEX_FILE: MAX_INDEX_BYTES})
+        present = size_of(folder)
+        self.make_room(sum(record.sizes.values()) + (folder / INDEX_FILE).stat().st_size, present)
+        fetch(record.sizes)
+        if wrong := differing(folder, record.files, index):
+            for name in wrong:
+                (folder / name).unlink()
+            raise PublishError(f"{wrong[0]} came otherwise than its index says: it is fetched again.")
+        for path in (*sorted(folder.iterdir()), folder):
+            fsync(path)
 
     def _make_or_pause(self, publication: Publication) -> tuple[Path, Fetched]:
         """Call ``make``; after it found the disk full, raise the same error for a while.
@@ -299,6 +332,13 @@ def _opened(path: Path) -> int:
 def _is_folder(path: Path) -> bool:
     """Return whether this is a folder, and not a link to one elsewhere."""
     return path.is_dir() and not path.is_symlink()
+
+
+def remove_strangers(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Delete what cannot be the beginning of a file of such a size. Raises OSError."""
+    for entry in folder.iterdir():
+        if entry.is_symlink() or not entry.is_file() or entry.stat().st_size > sizes.get(entry.name, -1):
+            remove(entry)
 
 
 def size_of(folder: Path) -> int:

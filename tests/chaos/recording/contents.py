@@ -1,8 +1,7 @@
 """What weights are called in a history: by what their tensors are, wherever they lie, in a copy or in a folder.
 
 Two sets of weights have one name exactly where names, dtypes, shapes and bytes of all tensors are equal; in which files
-and in what order they lie is nothing of it. A folder is named by what its index says of it, which whoever loads it
-proves.
+and in what order they lie is nothing of it. A folder is named by what its files hold.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,15 +29,15 @@ def of_tensors(tensors: Iterable[tuple[str, Any]]) -> str:
 
 
 def of_folder(folder: str, index: str) -> str:
-    """That of a folder whose index has this digest; '' where there is no such index. Blocks for a small file."""
+    """That of a folder whose index has this digest; '' where there is no such index. Blocks for the disk."""
     from penstock.errors import PublishError
     from penstock.weights.index import read_index
 
     try:
-        entries = read_index(Path(folder), index).entries()
-    except PublishError:
+        read_index(Path(folder), index)
+        return of_files(Path(folder))
+    except (PublishError, OSError):
         return ""
-    return name_of((one.name, one.dtype, one.shape, one.checksum) for one in entries)
 
 
 def of_files(folder: Path) -> str:

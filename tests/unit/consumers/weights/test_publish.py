@@ -3,13 +3,11 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from xxhash import xxh3_64_intdigest
 
 from penstock.consumers.clock import versions_in
 from penstock.consumers.weights import write
@@ -58,8 +56,6 @@ def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path
     assert {entry.name: (entry.dtype, entry.shape) for entry in entries} == {
         name: ("float32", tuple(tensor.shape)) for name, tensor in stored.items()
     }
-    for entry in entries:
-        assert entry.checksum == xxh3_64_intdigest(stored[entry.name].numpy().tobytes())
 
 
 @pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "made"])
@@ -113,45 +109,21 @@ def test_dtypes_and_shapes_come_back(source: Path, tmp_path: Path, dtype: torch.
     assert (entry.dtype, entry.shape) == (str(dtype).removeprefix("torch."), (6, 4))
 
 
-def damage(kind: str) -> Any:
-    """A disk that does not keep what it is given."""
-
-    def save(tensors: dict[str, torch.Tensor], file: Path) -> None:
-        tensors = dict(tensors)
-        name = sorted(tensors)[0]
-        if kind == "value":
-            tensors[name] = tensors[name].clone()
-            tensors[name].view(-1)[5] += 1e-6
-        elif kind == "shape":
-            tensors[name] = tensors[name].reshape(-1)
-        elif kind == "dtype":
-            tensors[name] = tensors[name].view(torch.int32)
-        elif kind == "name":
-            tensors[f"{name}.other"] = tensors.pop(name)
-        save_file(tensors, file, metadata={"format": "pt"})
-        if kind == "truncated":
-            os.truncate(file, file.stat().st_size - 100)
-
-    return save
-
-
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [
-        ("value", "were read back changed"),
-        ("shape", "was read back as torch.float32 \\["),
-        ("dtype", "was read back as torch.int32"),
-        ("name", "holds other tensors"),
-        ("truncated", "cannot be read back"),
-    ],
-)
+@pytest.mark.parametrize("kind", ["value", "header", "truncated"])
 def test_T16_what_reads_back_different_is_never_a_version(
-    kind: str, sentence: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    into = tmp_path / "weights"
+    into, save = tmp_path / "weights", write.save
     write_weights(tiny_model(), source, into, 1)
-    monkeypatch.setattr(write, "save", damage(kind))
-    with pytest.raises(PublishError, match=sentence):
+
+    def save_on_a_bad_disk(tensors: dict[str, torch.Tensor], file: Path) -> int:
+        checksum, data = save(tensors, file), bytearray(file.read_bytes())
+        data[-1 if kind == "value" else 20] ^= 1
+        file.write_bytes(data[:-100] if kind == "truncated" else data)
+        return checksum
+
+    monkeypatch.setattr(write, "save", save_on_a_bad_disk)
+    with pytest.raises(PublishError, match=r"model\.safetensors was read back changed: check the disk"):
         write_weights(tiny_model(1), source, into, 2)
     assert [path.name for path in into.iterdir()] == ["v00000001"]
 

@@ -22,7 +22,11 @@ from penstock.weights.safetensors_files import read_header
 from tests.hostile import SAME, is_read_or_refused, json_near, packed_near
 
 TENSORS = {"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
-INDEX = {"tensors": [["w", "float32", [2, 3], 7, "w.safetensors"]], "files": {"w.safetensors": 7}}
+INDEX = {
+    "tensors": [["w", "float32", [2, 3], "w.safetensors"]],
+    "files": {"w.safetensors": 7},
+    "sizes": {"w.safetensors": 7},
+}
 RUN = {"state": "running", "started_s": 1.0, "active_s": 2, "reason": "x"}
 MODEL = {"eos_token_id": [1, 2], "vocab_size": 8, "text_config": {"vocab_size": 8}, "num_experts": 4}
 

@@ -1,5 +1,6 @@
 """An index names files, and nothing that would end who reads them."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.records.codec import pack
-from penstock.weights.index import INDEX_FILE, digest, index_in, read_index
+from penstock.weights.index import INDEX_FILE, as_publish_error, digest, index_in, read_index
 
 
 @pytest.mark.parametrize("name", ["a\0b", b"config.json", "x" * 256, "../a", "..", ".hidden", "a/b", "", INDEX_FILE])
@@ -34,32 +35,43 @@ def test_a_fifo_is_no_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        ["t", "float32", [1] * 65, 0, "f"],
-        ["t", "float32", [2**50], 0, "f"],
-        ["t", "float32", [2**30, 2**30], 0, "f"],
-        ["t", "float32", [-1], 0, "f"],
-        ["t", "float32", [True], 0, "f"],
-        ["t", "float32", ["1"], 0, "f"],
-        ["t", "float32", "1", 0, "f"],
-        ["t", "float32", [1], "0", "f"],
-        ["t", "float32", [1], -1, "f"],
-        [["t"], "float32", [1], 0, "f"],
-        ["t", "float32", [1], 0, 1],
-        ["t", ["float32"], [1], 0, "f"],
-        ["t", "x" * 2**20, [1], 0, "f"],
-        ["t" * 2**20, "float32", [1] * 2**20, 0, "f", "more"],
+        ["t", "float32", [1] * 65, "f"],
+        ["t", "float32", [2**50], "f"],
+        ["t", "float32", [2**30, 2**30], "f"],
+        ["t", "float32", [-1], "f"],
+        ["t", "float32", [True], "f"],
+        ["t", "float32", ["1"], "f"],
+        ["t", "float32", "1", "f"],
+        [["t"], "float32", [1], "f"],
+        ["t", "float32", [1], 1],
+        ["t", ["float32"], [1], "f"],
+        ["t", "x" * 2**20, [1], "f"],
+        ["t" * 2**20, "float32", [1] * 2**20, "f", "more"],
         ["t" * 2**20],
     ],
 )
 def test_what_is_no_tensor_is_refused_shortly(tensor: list[Any]) -> None:
     """A shape of 100,000 numbers would take half a minute to multiply."""
-    index = index_in(pack({"tensors": [["a", "int8", [], 1, "f"], tensor]}), "it")
+    index = index_in(pack({"tensors": [["a", "int8", [], "f"], tensor]}), "it")
     with pytest.raises(PublishError, match=r"not a tensor|cannot be loaded") as caught:
         index.entries()
     assert len(str(caught.value)) < 300
 
 
 def test_the_largest_tensors_are_taken() -> None:
-    tensors = [["t", "int8", [1] * 63 + [2**49], 2**64 - 1, "f"], ["u", "int8", [0, 2**49], 0, "f"]]
+    tensors = [["t", "int8", [1] * 63 + [2**49], "f"], ["u", "int8", [0, 2**49], "f"]]
     first, second = index_in(pack({"tensors": tensors}), "it").entries()
     assert (first.num_bytes, len(first.shape), second.num_bytes) == (2**49, 64, 0)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_full_disk_and_a_want_of_handles_say_nothing_of_the_weights(code: int) -> None:
+    with pytest.raises(OSError, match="short") as raised, as_publish_error("x"):
+        raise OSError(code, "short")
+    assert raised.value.errno == code
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG])
+def test_whatever_else_is_of_them(code: int) -> None:
+    with pytest.raises(PublishError, match=r"x: \[Errno \d+\] lost: 'file'\."), as_publish_error("x"):
+        raise OSError(code, "lost", "file")

@@ -16,7 +16,7 @@ from penstock.errors import PublishError
 from penstock.system.disk import file_xxh3
 from penstock.system.processes import python_environment
 from penstock.workers.weights import file_hashes
-from penstock.workers.weights.file_hashes import cache_folder, hash_files, hashes_of, prove
+from penstock.workers.weights.file_hashes import cache_folder, hashes_of, prove
 from tests.unit.penstock.weights.deltas.version_folders import a_model, publish
 
 NAMES = ["a", "b"]
@@ -47,14 +47,20 @@ def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_hashes, "SETTLED_NS", -(10**18))
 
 
+def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(folder: Path, names: list[str]) -> dict[str, int]:
+        return {name: file_hashes.file_xxh3(folder / name) for name in names}
+
+    monkeypatch.setattr(file_hashes, "_ask_child", ask)
+
+
 class Hashed:
     """Names of the files that were hashed in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
         monkeypatch.setattr(file_hashes, "file_xxh3", self._hash)
-        # In place of the child.
-        monkeypatch.setattr(file_hashes, "_ask_child", lambda folder, names, digest: hash_files(folder, names, digest))
+        without_child(monkeypatch)
 
     def _hash(self, path: Path) -> int:
         self.names.append(path.name)
@@ -108,6 +114,7 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_remembered(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(monkeypatch)
+    without_child(monkeypatch)
 
     def hash_and_change(path: Path) -> int:
         found = file_xxh3(path)
@@ -116,12 +123,13 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_remembered(
 
     with monkeypatch.context() as patch:
         patch.setattr(file_hashes, "file_xxh3", hash_and_change)
-        hash_files(folder, NAMES, DIGEST)
-    assert hash_files(folder, NAMES, DIGEST) == real(folder)
+        hashes_of(folder, NAMES, DIGEST)
+    assert hashes_of(folder, NAMES, DIGEST) == real(folder)
 
 
 def test_two_workers_of_a_machine_hash_a_version_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)
+    without_child(monkeypatch)
     began, go_on = threading.Event(), threading.Event()
     names: list[str] = []
 
@@ -133,7 +141,7 @@ def test_two_workers_of_a_machine_hash_a_version_once(folder: Path, monkeypatch:
 
     monkeypatch.setattr(file_hashes, "file_xxh3", wait_and_hash)
     found: list[dict[str, int]] = []
-    one, two = (threading.Thread(target=lambda: found.append(hash_files(folder, NAMES, DIGEST))) for _ in range(2))
+    one, two = (threading.Thread(target=lambda: found.append(hashes_of(folder, NAMES, DIGEST))) for _ in range(2))
     one.start()
     assert began.wait(60)
     two.start()
@@ -174,12 +182,13 @@ def hash_one(path):
     if path.name == "b":
         os.kill(os.getpid(), signal.SIGKILL)
     return real(path)
-file_hashes.file_xxh3 = hash_one
-file_hashes.hash_files(Path(sys.argv[1]), ["a", "b"], sys.argv[2])
+file_hashes.SMALL_BYTES = 0
+file_hashes._ask_child = lambda folder, names: {name: hash_one(folder / name) for name in names}
+file_hashes.hashes_of(Path(sys.argv[1]), ["a", "b"], sys.argv[2])
 """
 
 
-def test_a_child_that_is_killed_leaves_nothing_that_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_killed_leaves_nothing_that_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     died = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder), DIGEST], env=python_environment(os.environ), check=False
     )
@@ -234,9 +243,10 @@ def test_without_a_cache_files_are_hashed_every_time(
 
 def test_only_the_newest_versions_are_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)
+    without_child(monkeypatch)
     monkeypatch.setattr(file_hashes, "MAX_REMEMBERED", 2)
     for number in range(4):
-        hash_files(folder, NAMES, f"{number:032}")
+        hashes_of(folder, NAMES, f"{number:032}")
         os.utime(cache_folder() / f"{number:032}.json", (number, number))
     assert sorted(path.stem for path in cache_folder().glob("*.json"))[-1] == f"{3:032}"
     assert len(list(cache_folder().glob("*.json"))) == 2

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.workers.weights.download import prepare
 from penstock.workers.weights.machine_lock import alone_in
+from penstock.workers.weights.version_folders import remove_strangers
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.workers.weights.test_local_copies import copies_of, get
 from tests.unit.workers.weights.test_version_folders import folders_in
@@ -58,13 +58,14 @@ def test_a_link_in_the_place_of_what_is_fetched_deletes_no_file(tmp_path: Path) 
     (theirs / "notes").touch()
     at = folders_in(tmp_path).temporary("v1")
     at.symlink_to(theirs)
-    prepare(at, {"f": 10})
+    with pytest.raises(PublishError, match="cannot be read"):
+        folders_in(tmp_path).complete(at, "0" * 32, lambda sizes: None)
     assert sorted(os.listdir(theirs)) == ["notes", "step_9000"]
     assert not at.is_symlink()
     (at / "link").symlink_to(theirs / "step_9000")
     (at / "folder").mkdir()
     (at / "f").write_bytes(b"12345678901")  # longer than it may be
     (at / "other").touch()
-    prepare(at, {"f": 10, "link": 0, "folder": 0})
+    remove_strangers(at, {"f": 10, "link": 0, "folder": 0})
     assert os.listdir(at) == []
     assert sorted(os.listdir(theirs)) == ["notes", "step_9000"]

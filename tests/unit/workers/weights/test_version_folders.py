@@ -9,16 +9,24 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.records.cause import Cause
+from penstock.records.publication import Publication
 from penstock.records.worker_causes import FolderLocked, LockHolderStalled, WeightsDiskFull, WeightsOverLimit
 from penstock.weights.serving import object_name
 from penstock.workers.weights import machine_lock, version_folders
 from penstock.workers.weights.machine_lock import alone_in
-from penstock.workers.weights.version_folders import Hold, VersionFolders
+from penstock.workers.weights.version_folders import Fetched, Hold, VersionFolders
 from tests.integration.fetch_parts import make_version
 
 
+class Folders(VersionFolders):
+    """Folders in which nothing is made."""
+
+    def make(self, publication: Publication) -> tuple[Path, Fetched]:
+        raise AssertionError(publication)
+
+
 def folders_in(folder: Path, max_bytes: int = 2**20) -> VersionFolders:
-    return VersionFolders(folder, max_bytes, "serving.max_bytes")
+    return Folders(folder, max_bytes, "serving.max_bytes")
 
 
 def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_for_for_ever(

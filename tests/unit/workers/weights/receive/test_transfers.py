@@ -140,7 +140,7 @@ async def test_a_refused_bucket_leaves_mixed_weights_and_an_engine_that_has_all_
 
 
 async def test_only_what_is_known_is_taken_without_a_folder(tmp_path: Path) -> None:
-    index = WeightsIndex([["a", "float32", [2, 3], 7, "model.safetensors"]], {}).to_bytes()
+    index = WeightsIndex([["a", "float32", [2, 3], "model.safetensors"]], {}).to_bytes()
     (tmp_path / INDEX_FILE).write_bytes(index)
     mine = transfers("gloo", num_ranks=1)
     sent = replace(BARE, transport="gloo", layout=layout_digest([("a", "float32", (2, 3))]))
