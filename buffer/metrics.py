@@ -35,12 +35,16 @@ DEAD = gauge("queue_dead_letters", "Dead letters that were not requeued or cance
 READY = gauge("queue_ready_groups", "Complete groups of each lane that a batch may still take.", "lane")
 KEPT = gauge("queue_kept_groups", "Groups that are complete and not retired, including trained ones.")
 UNRECORDED = gauge("queue_groups_to_record", "Finished groups that must be recorded before they are deleted.")
-INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begun and to be resumed.")
+INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or started and waiting to be resumed.")
 BURIED = counter("queue_buried_jobs", "Jobs that became dead letters, by reason of the last failure.", "reason")
 FAILED = counter("queue_failed_tries", "Failed attempts of jobs, including those that made dead letters.", "reason")
 PASSED = counter("queue_passed_lines", "Lines of training data that were skipped.", "dataset")
-EASY = counter("queue_skipped_easy_prompts", "Skips of prompts that are too easy, by a curriculum.", "dataset")
-HARD = counter("queue_skipped_hard_prompts", "Skips of prompts that are too hard, by a curriculum.", "dataset")
+EASY = counter(
+    "queue_skipped_easy_prompts", "Prompts that a curriculum skipped as too easy; each skip counts.", "dataset"
+)
+HARD = counter(
+    "queue_skipped_hard_prompts", "Prompts that a curriculum skipped as too hard; each skip counts.", "dataset"
+)
 WORKERS = gauge("queue_workers", "Workers by state; silent: without a report for 10 s.", "state")
 RATE = gauge("queue_tokens_per_second", "Tokens generated per second by all workers, smoothed over some seconds.")
 VERSION = gauge("queue_model_version", "Newest published version.", "model")
@@ -100,7 +104,7 @@ COUNTERS = {
     "completed": counter("queue_completed_groups", "Groups that became ready."),
     "crashes": counter("queue_crashed_jobs", "Jobs charged with the death of an engine or a worker."),
     "reclaimed": counter("queue_reclaimed_leases", "Leases taken over because they were not renewed."),
-    "released": counter("queue_released_leases", "Leases handed back without a charge."),
+    "released": counter("queue_released_leases", "Leases handed back without charging an attempt."),
     "refused": counter(
         "queue_refused_commits", "Commits of samples that were refused because another worker had the lease."
     ),
@@ -111,10 +115,12 @@ COUNTERS = {
     "missing": counter("queue_missing_samples", "Samples that these groups lack."),
     "retired": counter("queue_retired_groups", "Groups that every subscription had finished with."),
     "unread_evaluations": counter(
-        "queue_unread_evaluation_groups", "Groups of evaluations that no consumer read in buffer.eval_ttl_s."
+        "queue_unread_evaluation_groups", "Evaluation groups that no consumer read within buffer.eval_ttl_s."
     ),
     "evicted": counter("queue_evicted_groups", "Groups that were deleted before any of their batches was durable."),
-    "payload_lost": counter("queue_lost_payloads", "Committed samples whose tokens are gone; trained with mask 0."),
+    "payload_lost": counter(
+        "queue_lost_payloads", "Committed samples whose tokens are lost; they are trained with mask 0."
+    ),
     "unrecorded": counter(
         "queue_unrecorded_groups", "Groups that were deleted without being recorded, in a run with a history."
     ),
@@ -127,7 +133,7 @@ COUNTERS = {
     ),
     "rewinds": counter("queue_rewinds", "Rewinds of trainers to a checkpoint, including each start."),
     "weight_updates": counter("queue_weight_updates", "Publications that workers loaded into a running engine."),
-    "rolled_back": counter("queue_rollbacks", "Times that Redis had lost acknowledged writes."),
+    "rolled_back": counter("queue_rollbacks", "Number of times that Redis lost acknowledged writes."),
 }
 #: Prefixes of fields of the hash ``counters`` that end in a reason.
 BY_REASON = {

@@ -62,7 +62,7 @@ from penstock.system.extras import check_installed
 log = logging.getLogger(__name__)
 
 ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")
-POSITION = gauge("producer_position", "Prompts of the train data that were admitted, of all epochs and producers.")
+POSITION = gauge("producer_position", "Training prompts that were admitted, over all epochs and producers.")
 EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while the end of a stream is not known yet.")
 CLOSED = gauge("producer_waits", "1 while the producer waits; `penstock why` shows the cause.")
 WAITED = counter(

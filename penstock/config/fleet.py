@@ -86,7 +86,7 @@ class GroupConfig(Section):
     num_gpus_per_engine: Annotated[int, Field(ge=0)] | None = None
     #: Number of engines of a group without GPUs.
     num_engines: Positive | None = None
-    #: Exactly these GPU ids of ``host``; None: the next free ones.
+    #: Ids of the group's GPUs on ``host``; None: the next free GPUs.
     gpus: list[Annotated[int, Field(ge=0)]] | None = None
     #: Machine of ``fleet.nodes`` for the group; None: any machine with room.
     host: str | None = None
