@@ -1,4 +1,4 @@
-"""The replay buffer: service, state, subscriptions, samplers, staleness, partition."""
+"""Buffer process: collects completed groups, cuts batches and retires groups."""
 
 if __name__ != "penstock.buffer":
     raise ImportError("Import penstock.buffer: the package buffer is part of penstock.")

@@ -1,17 +1,17 @@
-"""Cutting of a batch: gathers the view for the decision, and executes it.
+"""Cut batches: gather the view for the decision, and execute its result.
 
     ask n = cut + 1 ─> view ─> decide ─> manifest ─> cut (Lua) ─> stream batches:SUB
-                        ^        ├─> an action to do first ─┐
-                        │        └─> a cause to wait        │
+                        ^        ├─> an action to take first ─┐
+                        │        └─> the cause of a wait      │
                         └───────────────────────────────────┘
 
-A batch is cut only when it is requested: a late cut is fresh.
+A batch is cut only on request, so that it contains the newest groups that are ready.
 """
 
 import logging
 from collections.abc import Iterable, Sequence
 
-from penstock.buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
+from penstock.buffer.decision import Conclude, Cut, Dispose, GrantExtra, KeepRejects, NeedInFlight, Skip, Wait, decide
 from penstock.buffer.group import Group
 from penstock.buffer.manifest import bearing_of, make_manifest, why_no_loss
 from penstock.buffer.state import State
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 
 
 def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]]) -> InFlight:
-    """Read what is in flight for the subscription of ``view``. Blocks for a round trip, one more with held rejects.
+    """Read the in-flight jobs of the subscription of ``view``. Blocks for a round trip, two with held rejects.
 
         gate ─> end of the data ─> jobs ─> completed, admitted ─> unfinished, running ─> ingest of completed groups
 
-    A cut is correct only with this order of reads. A job moves along it and never back: it is admitted before the gate
+    A cut is correct only with this order of reads. A job only moves forward along it: it is admitted before the gate
     closes or the data ends, and is in a lane (or delayed) until complete, so a job missed by one read is seen later.
     Completed groups are ingested (``State.catch_up``) last: a job no longer in flight is in a pool then.
 
     Args:
-        gates: names of the subscriptions that hold the gate, members of a pool together.
+        gates: names of the subscriptions that hold the gate; members of a pool are one entry.
 
     Raises:
         ProtocolError: a count in Redis is invalid.
@@ -93,8 +93,8 @@ def _end(position: bytes | None, end: bytes | None, last_batch: bytes | None) ->
     return None if count_of(position, "The position in the data") < last else End(last, last_batch == b"train")
 
 
-#: Attempts to cut one batch while the data of its decision changes.
-RACES = 4
+#: Most attempts to cut one batch if its data changes between decision and cut.
+MAX_CUT_ATTEMPTS = 4
 
 
 class Cutter:
@@ -107,28 +107,28 @@ class Cutter:
         self._state = state
 
     def try_cut(self, sub: Subscription) -> Cause | None:
-        """Cut the batch that ``sub`` requests. Returns None if it was cut, else the cause of the wait. Blocks shortly.
+        """Cut the batch that ``sub`` requests. Returns None if it was cut, else the cause of the wait. Blocks briefly.
 
         Raises LeadershipLost.
         """
         cause: Cause | None = None
-        for _ in range(RACES):
-            decided = self._settle(sub)
+        for _ in range(MAX_CUT_ATTEMPTS):
+            decided = self._execute_decisions(sub)
             if not isinstance(decided, Cut):
                 return decided
             with collecting_later():
                 cause = self._cut(sub, decided)
             if cause is None:
                 return None
-            # The data of the decision has changed, and was read again.
+            # The data of the decision changed and was read again.
             again = self._state.subs.get(sub.name)
             if again is None or again.position.ask <= again.position.cut:
                 return None
             sub = again
         return cause
 
-    def _settle(self, sub: Subscription) -> Cut | Cause:
-        """Execute decisions until the batch may be cut, or has to wait."""
+    def _execute_decisions(self, sub: Subscription) -> Cut | Cause:
+        """Execute decisions until the batch can be cut or must wait."""
         view = self._view(sub)
         while True:
             match decide(view):
@@ -136,12 +136,11 @@ class Cutter:
                     return decided
                 case Wait(cause):
                     return cause
-                case Look():
+                case NeedInFlight():
                     try:
-                        seen = self._look(view)
+                        seen = self._read_in_flight(view)
                     except ProtocolError as exc:
-                        # A subscription became invalid since all were read, which the next refresh sets aside; or a
-                        # count.
+                        # A count is invalid, or a subscription is: the next refresh excludes it.
                         return RecordUnreadable(str(exc))
                     view = self._view(sub, seen)
                     continue
@@ -149,11 +148,11 @@ class Cutter:
                     self._state.dispose(sub, reason, groups)
                 case KeepRejects(groups):
                     self._state.keep_rejects(sub, groups)
-                    log.info("%s: %d rejects are trained on after all: too few others remain", sub.name, len(groups))
+                    log.info("%s: %d rejected groups will be trained: too few others remain", sub.name, len(groups))
                 case Skip() as decided:
                     return self._skip(sub, decided)
-                case Owe() as decided:
-                    return self._owe(sub, decided)
+                case GrantExtra() as decided:
+                    return self._grant_extra(sub, decided)
                 case Conclude() as decided:
                     return self._conclude(sub, decided)
             view = self._view(sub)
@@ -175,7 +174,7 @@ class Cutter:
             in_flight=seen,
         )
 
-    def _look(self, view: View) -> InFlight:
+    def _read_in_flight(self, view: View) -> InFlight:
         # Read in-flight jobs before the pool, or a group that completes in between is missed.
         seen = read(self._client, self._keys, view, self._state.gates())
         self._state.catch_up()
@@ -192,19 +191,19 @@ class Cutter:
         )
         run(self._client, call)
         log.warning(
-            "%s: nothing is left of %d places in the order of admission; going on behind them",
+            "%s: skipped %d places in the order of admission: none of them has a group left",
             sub.name,
             decided.places,
         )
         self._state.refresh()
         return decided.cause
 
-    def _owe(self, sub: Subscription, decided: Owe) -> Cause:
+    def _grant_extra(self, sub: Subscription, decided: GrantExtra) -> Cause:
         """Grant groups beyond the gate (docs/internals/protocol.md)."""
         counted = [name for name, one in self._state.subs.items() if one.account == sub.account]
         call = scripts.grant(self._keys, self._lead, sub.name, decided.groups, decided.completed, counted)
         if owed := run(self._client, call):
-            log.info("%s: %d groups are owed to batch %d", sub.name, owed, sub.position.cut + 1)
+            log.info("%s: granted %d groups beyond the gate for batch %d", sub.name, owed, sub.position.cut + 1)
         return decided.cause
 
     def _conclude(self, sub: Subscription, decided: Conclude) -> Cause:
@@ -222,7 +221,7 @@ class Cutter:
         if not run(self._client, call):
             return CutRepeated()
         sub.position.ended = n
-        log.info("%s: the data has ended, and batch %d never comes", sub.name, n)
+        log.info("%s: the data has ended; batch %d will not be cut", sub.name, n)
         return decided.cause
 
     def _cut(self, sub: Subscription, decided: Cut) -> Cause | None:
@@ -253,22 +252,22 @@ class Cutter:
                 bearing=bearing_of(manifest, jobs),
             ),
         )
-        return self._take_answer(sub, decided, manifest.n, answer)
+        return self._handle_answer(sub, decided, manifest.n, answer)
 
     def _dispose_without_loss(self, sub: Subscription, groups: list[Group], n: int) -> Cause:
-        """Dispose of the groups of a batch without loss tokens, which would train nothing, to make room for others."""
+        """Dispose of the groups of a batch without loss tokens, to make room for others."""
         by_reason: dict[Disposal, list[Group]] = {}
         records = self._state.records.read([group.job for group in groups])
         for group, samples in zip(groups, records, strict=True):
             why = why_no_loss(group, samples, masks_truncated=sub.definition.mask_truncated)
             by_reason.setdefault(why, []).append(group)
-        for reason, given_up in by_reason.items():
-            self._state.dispose(sub, reason, given_up)
-        dropped = {reason.value: len(found) for reason, found in by_reason.items()}
-        log.warning("%s: batch %d is not cut, since none of its tokens bears loss: %s", sub.name, n, ledger(dropped))
+        for reason, disposed in by_reason.items():
+            self._state.dispose(sub, reason, disposed)
+        dropped = {reason.value: len(disposed) for reason, disposed in by_reason.items()}
+        log.warning("%s: batch %d was not cut because none of its tokens bears loss: %s", sub.name, n, ledger(dropped))
         return NoLossTokens(n, len(groups), dropped)
 
-    def _take_answer(self, sub: Subscription, decided: Cut, n: int, answer: scripts.CutAnswer) -> Cause | None:
+    def _handle_answer(self, sub: Subscription, decided: Cut, n: int, answer: scripts.CutAnswer) -> Cause | None:
         match answer.outcome:
             case "cut" | "already":
                 sub.position.cut = n
@@ -277,7 +276,7 @@ class Cutter:
                 self._state.drop_rejects(sub)
                 return None
             case "group":
-                # It was cancelled, or used by an earlier leader: read it again.
+                # The group was cancelled, or used by an earlier leader: read it again.
                 log.info("%s: group %s is %s; reading it again", sub.name, answer.job, answer.why)
                 self._state.forget([answer.job])
                 self._state.refresh()
@@ -289,6 +288,6 @@ class Cutter:
 
 
 def _consumed_per_version(sub: Subscription, decided: Cut) -> int | None:
-    """Return B of the gate, if the size is not in groups: as many as this batch took."""
+    """Return the groups per version for the gate, estimated from this batch; None if the batch size is in groups."""
     definition = sub.definition
     return None if definition.unit is Unit.GROUPS else max(1, decided.consumes) * definition.per_version

@@ -1,11 +1,11 @@
-"""The decision of the cut, a pure function: no reads, no clock. The leader gathers a view, acts, and decides again.
+"""Decide how to cut a batch: a pure function, without reads or a clock. The leader gathers a view, acts, and repeats.
 
     View ─> decide ─> Cut: these groups, now
                   ├─> Wait: the cause (I8)
-                  ├─> Look: the in-flight jobs are needed first
-                  └─> Act: Dispose, KeepRejects, Skip, Owe or Conclude, then decide again
+                  ├─> NeedInFlight: the in-flight jobs are needed first
+                  └─> Act: Dispose, KeepRejects, Skip, GrantExtra or Conclude, then decide again
 
-Every decision is checked again by the verb that executes it, in one instant with its preconditions.
+The Lua function that executes a decision checks its preconditions again, atomically.
 """
 
 import math
@@ -40,7 +40,7 @@ class TooLarge(Exception):
     """The batch would have more samples than a manifest can hold."""
 
 
-def amount(group: Group, unit: Unit) -> int:
+def group_size(group: Group, unit: Unit) -> int:
     """Return the size of one group in this unit."""
     return {Unit.GROUPS: 1, Unit.SAMPLES: group.n, Unit.TOKENS: group.tokens}[unit]
 
@@ -55,7 +55,7 @@ def take(groups: Iterable[Group], *, unit: Unit, size: int, multiple: int = 1) -
     total = samples = fits = 0
     for group in groups:
         taken.append(group)
-        total += amount(group, unit)
+        total += group_size(group, unit)
         samples += group.n
         if samples > MAX_BATCH_SAMPLES:
             raise TooLarge
@@ -68,36 +68,36 @@ def take(groups: Iterable[Group], *, unit: Unit, size: int, multiple: int = 1) -
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """These groups are the next batch, in this order."""
+    """Cut these groups as the next batch, in this order."""
 
     groups: list[Group]
-    #: Policy of the decision.
+    #: Staleness policy used.
     policy: Policy
     #: Version that the trainer holds at its first optimizer step (T2).
     train_version: int
     #: Oldest version that may bear loss.
     floor: int
-    #: Places at the gate it consumes.
+    #: Places at the gate that the batch consumes.
     consumes: int
-    #: Clock at the decision.
+    #: Newest published version at the decision.
     clock: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be done now."""
+    """Wait, because nothing can be done now."""
 
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The view needs the in-flight jobs, read before ingesting all that had completed."""
+class NeedInFlight:
+    """Read the in-flight jobs, ingest the completed groups, and decide again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispose:
-    """The subscription disposes of these groups."""
+    """Dispose of these groups for the subscription."""
 
     reason: Disposal
     groups: list[Group]
@@ -105,16 +105,16 @@ class Dispose:
 
 @dataclass(frozen=True, slots=True)
 class KeepRejects:
-    """These rejects are trained after all, since too few other groups remain."""
+    """Train these rejected groups, because too few others remain."""
 
     groups: list[Group]
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Complete cohorts that are empty now are skipped."""
+    """Skip complete cohorts that have no group left."""
 
-    #: The first of these places in the order of admission, and their number.
+    #: First skipped place in the order of admission, and number of places.
     first: int
     places: int
     #: Cause of the wait afterwards.
@@ -122,11 +122,11 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class Owe:
-    """Groups granted for the batch beyond the gate: nothing is in flight, and the gate admitted too few."""
+class GrantExtra:
+    """Grant groups beyond the gate for the batch: nothing is in flight, and the gate admitted too few."""
 
     groups: int
-    #: Completed groups of the run at the time of the computation.
+    #: Completed groups of the run at the decision.
     completed: int
     #: Cause of the wait afterwards.
     cause: Cause
@@ -134,19 +134,19 @@ class Owe:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """The batch will not be cut: the data has ended."""
+    """Record that the batch will not be cut, because the data has ended."""
 
-    #: Position of the end of the train prompts, and completed groups of the run by then.
+    #: Position after the last train prompt, and completed groups of the run at the decision.
     end: int
     completed: int
-    #: Lanes that could have a job of the subscription, and were empty.
+    #: Lanes that may contain jobs of the subscription; all were empty.
     lanes: tuple[str, ...]
     #: Cause of the wait afterwards.
     cause: Cause
 
 
-Act = Dispose | KeepRejects | Skip | Owe | Conclude
-Decision = Cut | Wait | Look | Act
+Act = Dispose | KeepRejects | Skip | GrantExtra | Conclude
+Decision = Cut | Wait | NeedInFlight | Act
 
 
 def decide(view: View) -> Decision:
@@ -165,14 +165,14 @@ def decide(view: View) -> Decision:
 def _decide(view: View) -> Decision:
     if isinstance(view.pool, CohortPool):
         return _decide_cohort(view, view.pool)
-    return _expiry(view) or _decide_batch(view)
+    return _dispose_expired(view) or _decide_batch(view)
 
 
-def _blocked(view: View) -> Wait | Look | Owe | None:
-    """Return what blocks the batch however many groups are ready, or None."""
+def _blocked(view: View) -> Wait | NeedInFlight | GrantExtra | None:
+    """Return the decision if something other than missing groups blocks the batch, else None."""
     definition, position, model = view.definition, view.position, view.definition.model
     if 0 < position.ended <= view.n:
-        return Wait(limits.used_up(view))
+        return Wait(limits.data_used_up(view))
     ahead = position.cut - position.cursor
     if definition.prefetch is not None and definition.prefetch < ahead:
         return Wait(BatchUncommitted(view.name, position.cursor + 1, ahead))
@@ -182,26 +182,26 @@ def _blocked(view: View) -> Wait | Look | Owe | None:
         return Wait(failure)
     if model and position.restored:
         return Wait(RewindUnpublished(model, view.name))
-    return _first(view)
+    return _check_first_batch(view)
 
 
-def _first(view: View) -> Wait | Look | Owe | None:
-    """Return what the first batch waits for besides its size: groups that the gate may not have admitted."""
+def _check_first_batch(view: View) -> Wait | NeedInFlight | GrantExtra | None:
+    """Return the decision if the first batch must wait for ``min_first`` groups, else None."""
     if not (missing := limits.missing_first(view)):
         return None
     if view.in_flight is None:
-        return Look()
+        return NeedInFlight()
     cause = FirstBatchTooSmall(missing, len(view.pool), view.in_flight.jobs)
-    return None if view.end else _owe(view, view.in_flight, missing, cause)
+    return None if view.end else _grant_extra(view, view.in_flight, missing, cause)
 
 
-def _expiry(view: View) -> Dispose | None:
+def _dispose_expired(view: View) -> Dispose | None:
     """Dispose of groups that the subscription can no longer train."""
     if not view.definition.model:
         return None
     if view.abandoned:
         return Dispose(Disposal.REWOUND, list(view.abandoned))
-    # Groups that are held back expire as well, and free their places at the gate.
+    # Groups on unreachable payload servers expire as well, and free their places at the gate.
     found = [*view.pool.below(view.floor), *view.away]
     old = [group for group in found if view.policy.gives_up(group.oldest, group.newest, view.floor)]
     return Dispose(Disposal.STALE, old) if old else None
@@ -209,21 +209,21 @@ def _expiry(view: View) -> Dispose | None:
 
 def _decide_batch(view: View) -> Decision:
     if view.policy.waits:
-        return Look() if view.in_flight is None else _decide_in_time(view, view.in_flight)
+        return NeedInFlight() if view.in_flight is None else _decide_in_time(view, view.in_flight)
     groups = _take(view, view.pool.order(view.n, view.floor))
     if groups:
         return _cut(view, groups)
-    return Look() if view.in_flight is None else _decide_short(view, view.in_flight)
+    return NeedInFlight() if view.in_flight is None else _decide_incomplete(view, view.in_flight)
 
 
 def _decide_in_time(view: View, in_flight: InFlight) -> Decision:
     """Cut the batch, or wait for groups that are due first (T4).
 
-    Waits only for groups that can still come in time: for running groups, and while the batch has room for them.
+    Waits only while a running group can still complete in time and the batch has room for it.
     """
     groups = _take(view, view.pool.order(view.n, view.floor))
     if not groups:
-        return _decide_short(view, in_flight)
+        return _decide_incomplete(view, in_flight)
     if _overdue(view, in_flight, groups):
         groups = _take(view, view.pool.by_version()) or groups
     for version, _ in _overdue(view, in_flight, groups):
@@ -248,15 +248,15 @@ def _overdue(view: View, in_flight: InFlight, groups: Sequence[Group]) -> list[t
 def _cut(view: View, groups: list[Group]) -> Cut:
     account = view.definition.account(view.name)
     first_use = sum(1 for group in groups if not group.uses.get(account))
-    return _cut_of(view, groups, first_use)
+    return _make_cut(view, groups, first_use)
 
 
-def _cut_of(view: View, groups: list[Group], consumes: int) -> Cut:
+def _make_cut(view: View, groups: list[Group], consumes: int) -> Cut:
     return Cut(groups, view.policy, view.train_version, view.floor, consumes, view.clock)
 
 
 def _take(view: View, order: Iterator[Group], size: int | None = None) -> list[Group]:
-    """Return the groups of one batch in this order; [] if there are too few. ``size``: None for the defined size."""
+    """Return the groups of one batch in this order; [] if too few. ``size``: None for the subscription's batch size."""
     definition = view.definition
     size = size or definition.size
     if limits.holdings(view) < size:
@@ -267,7 +267,7 @@ def _take(view: View, order: Iterator[Group], size: int | None = None) -> list[G
 
 
 def _rejects_to_keep(view: View, in_flight: InFlight) -> list[Group]:
-    """Return rejects that fill the batch, if no other groups can come."""
+    """Return rejected groups that fill the batch if no other groups can complete."""
     missing = view.definition.size - len(view.pool)
     may_come = in_flight.jobs or (in_flight.is_gate_open and in_flight.end is None)
     if not 0 < missing <= len(view.rejects) or may_come:
@@ -277,15 +277,15 @@ def _rejects_to_keep(view: View, in_flight: InFlight) -> list[Group]:
     return fit[:missing]
 
 
-def _decide_short(view: View, in_flight: InFlight) -> Decision:
-    """Decide if too few groups are ready: use rejects, cut a smaller batch at the end of the data, or wait."""
+def _decide_incomplete(view: View, in_flight: InFlight) -> Decision:
+    """Decide when too few groups are ready: use rejects, cut a smaller batch at the end of the data, or wait."""
     if kept := _rejects_to_keep(view, in_flight):
         return KeepRejects(kept)
     end, cause = view.end, limits.missing_groups(view, in_flight.jobs)
     if end is None:
-        return _decide_more(view, in_flight, cause)
+        return _grant_or_wait(view, in_flight, cause)
     if view.away:
-        # The data is not over while groups are held back for a payload server; `buffer:payloads` names it.
+        # Groups on an unreachable payload server may still be trained; `buffer:payloads` names the server.
         return Wait(cause)
     size = min(view.definition.size, limits.holdings(view))
     groups = _take(view, view.pool.order(view.n, view.floor), size) if end.train and size else []
@@ -293,31 +293,31 @@ def _decide_short(view: View, in_flight: InFlight) -> Decision:
 
 
 def _conclude(view: View, in_flight: InFlight, end: End) -> Conclude:
-    return Conclude(end.position, in_flight.completed, view.lanes, limits.used_up(view))
+    return Conclude(end.position, in_flight.completed, view.lanes, limits.data_used_up(view))
 
 
-def _decide_more(view: View, in_flight: InFlight, cause: Cause) -> Wait | Owe:
+def _grant_or_wait(view: View, in_flight: InFlight, cause: Cause) -> Wait | GrantExtra:
     have = limits.holdings(view)
     missing = max(view.definition.size - have, 1)
     each = have / len(view.pool) if len(view.pool) else float(missing)
-    return _owe(view, in_flight, max(1, math.ceil(missing / max(each, 1))), cause)
+    return _grant_extra(view, in_flight, max(1, math.ceil(missing / max(each, 1))), cause)
 
 
-def _owe(view: View, in_flight: InFlight, groups: int, cause: Cause) -> Wait | Owe:
+def _grant_extra(view: View, in_flight: InFlight, groups: int, cause: Cause) -> Wait | GrantExtra:
     """Grant the missing groups if nothing is in flight: the gate admitted too few for this batch."""
     definition = view.definition
     if in_flight.jobs or not definition.driving or Lane.TRAIN not in definition.lanes:
         return Wait(cause)
-    return Owe(min(groups, MAX_BATCH_SAMPLES), in_flight.completed, cause)
+    return GrantExtra(min(groups, MAX_BATCH_SAMPLES), in_flight.completed, cause)
 
 
 def _decide_cohort(view: View, pool: CohortPool) -> Decision:
-    """Cut the next ``size`` places in the order of admission, complete; dead and cancelled jobs are left out.
+    """Cut the groups at the next ``size`` places in the order of admission, without dead and cancelled jobs.
 
-    When the data has ended, the remaining places: fewer than a cohort has.
+    At the end of the data the last cohort has only the remaining places.
     """
     if view.in_flight is None:
-        return Look()
+        return NeedInFlight()
     in_flight, first, size = view.in_flight, view.first_place, view.definition.size
     missing = max(0, first + size - 1 - in_flight.admitted)
     end = view.end if missing else None
@@ -325,21 +325,21 @@ def _decide_cohort(view: View, pool: CohortPool) -> Decision:
         return Wait(CohortNotAdmitted(missing, size, view.position.dropped))
     if in_flight.unfinished:
         return Wait(CohortUnfinished(in_flight.unfinished, size, view.position.dropped))
-    if act := _expiry(view):
+    if act := _dispose_expired(view):
         return act
     last = first + size - 1 - missing
-    if away := _held_back(view, first, last):
+    if away := _wait_for_servers(view, first, last):
         return Wait(away)
     groups = pool.places(first, last) if end is None or end.train else []
     if groups:
-        return _cut_of(view, groups, size - missing)
+        return _make_cut(view, groups, size - missing)
     if end is not None:
         return _conclude(view, in_flight, end)
     return _skip(view, pool, in_flight)
 
 
-def _held_back(view: View, first: int, last: int) -> PayloadServersAway | None:
-    """Return the wait for groups of a cohort that are held back for a payload server; they are not lost."""
+def _wait_for_servers(view: View, first: int, last: int) -> PayloadServersAway | None:
+    """Return the cause of the wait if groups of a cohort are on unreachable payload servers, else None."""
     found = [group for group in view.away if first <= group.seq <= last]
     names = tuple(sorted({server for group in found for server in group.away}))
     return PayloadServersAway(names, len(found)) if found else None

@@ -1,11 +1,11 @@
-"""Dynamic sampling: a completed group is kept or dropped per subscription, before any batch.
+"""Filter completed groups per subscription before they enter a batch (dynamic sampling).
 
     group complete ─> filters in order ─> keep: into the pool
-                                      ├─> reject: dropped with its reason, its place at the gate is free (refill);
-                                      │           or held back, if too few might remain
-                                      └─> raised: keep | drop | stop, counted, never silent
+                                      ├─> reject: drop with its reason and free its place at the gate (refill);
+                                      │           or hold it, if too few might remain
+                                      └─> exception: keep | drop | stop, always counted
 
-A filter of the user's runs in its own thread with a timeout: the buffer's lease must not depend on it. It
+A user's filter runs in its own thread with a timeout, so that it cannot delay the renewal of the buffer's lease. It
 gets metadata and rewards; the buffer never reads payload bytes.
 """
 
@@ -38,13 +38,13 @@ FilterFunction = Callable[[CompletedGroup], Any]
 
 #: Rewards of a group differ when their standard deviation is above this.
 MIN_STD = 1e-6
-#: Longest run of one filter on one group; a longer one counts as raised.
+#: Time limit of one filter on one group; exceeding it counts as an exception.
 TIMEOUT_S = 1.0
 #: Reason of a group that is dropped because its filter raised.
 RAISED = "raised"
 #: Reason of a group without a sample that bears loss.
 NO_LOSS = "no_loss"
-#: Reason if a filter gives none, or one that is not a short word.
+#: Reason if a filter returns none, or one that is not a short word.
 REJECTED = "rejected"
 
 _REASON = re.compile(r"[A-Za-z0-9_.+-]{1,48}")
@@ -65,14 +65,14 @@ KEEP = Verdict(True)
 
 
 def nonzero_std(group: CompletedGroup) -> tuple[bool, str]:
-    """Keep groups whose rewards differ: if they are equal every advantage is 0 (DAPO, arXiv:2503.14476, 3.2).
+    """Keep groups whose rewards differ; equal rewards make every advantage 0 (DAPO, arXiv:2503.14476, 3.2).
 
     The standard deviation (population) of the samples that bear loss must be above 1e-6: a masked sample has no
-    gradient, whatever its reward, and is in no advantage of the others (consumers/batch/advantages.py).
-    The reason contains the reward that all of them have.
+    gradient and does not affect the advantages of the others (consumers/batch/advantages.py). The reason contains the
+    reward that they share.
 
     Raises:
-        ConfigError: groups have one sample, which has no deviation: every one would be dropped.
+        ConfigError: groups have one sample, which has no deviation, so every group would be dropped.
     """
     if group.num_wanted < 2:
         raise ConfigError(f"nonzero_std drops every group of n = {group.num_wanted}: leave it out, or raise n.")
@@ -99,11 +99,11 @@ def load_filter(name: str) -> FilterFunction:
 
 
 class Filters:
-    """The filters that this buffer may run.
+    """Load and run the filters that this buffer may run.
 
     Args:
-        allowed: ``module:function`` names of the buffer's own configuration. A subscription's definition comes
-            from Redis, and its writers must not choose the code that is imported here.
+        allowed: ``module:function`` names in the buffer's configuration. A subscription's definition comes from
+            Redis, and must not choose which code this process imports.
 
     Raises:
         ConfigError: one of ``allowed`` cannot be loaded.
@@ -120,18 +120,18 @@ class Filters:
     def judge(self, names: Sequence[str], group: CompletedGroup) -> Verdict:
         """Call filters in order until one rejects; never raises. Blocks for at most ``TIMEOUT_S`` each."""
         for name in names:
-            verdict = self._ask(name, group)
+            verdict = self._run(name, group)
             if verdict is not KEEP:
                 return verdict
         return KEEP
 
-    def _ask(self, name: str, group: CompletedGroup) -> Verdict:
+    def _run(self, name: str, group: CompletedGroup) -> Verdict:
         function = self._functions[name]
         try:
             answer = function(group) if name in BUILT_IN else self._in_thread(function, group)
             keep, reason = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
             if type(keep).__name__ not in ("bool", "bool_"):  # numpy's bool is not a subclass of Python's
-                raise TypeError(f"it gave {safe_repr(answer)}, not a bool or (bool, reason)")
+                raise TypeError(f"it returned {safe_repr(answer)}, not a bool or (bool, reason)")
         except Exception as exc:
             log.warning("filter %s raised on group %s", name, group.job, exc_info=exc)
             return Verdict(False, RAISED, f"filter {name} raised on group {group.job}: {format_exc(exc)}")
@@ -143,22 +143,22 @@ class Filters:
         try:
             return self._thread.call(function, group, TIMEOUT_S)
         except TimeoutError:
-            # It cannot be killed: it is abandoned, and the next call gets another thread.
+            # A thread cannot be killed: abandon it, and start another for the next call.
             self._thread = None
             raise TimeoutError(f"it took longer than {TIMEOUT_S:g} s") from None
 
 
 class _Thread:
-    """A daemon thread that calls one function at a time."""
+    """Daemon thread that calls one function at a time."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[FilterFunction, CompletedGroup]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[FilterFunction, CompletedGroup]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="filter", daemon=True).start()
 
     def call(self, function: FilterFunction, group: CompletedGroup, timeout_s: float) -> Any:
         """Call a function; raise what it raises, or TimeoutError after ``timeout_s``."""
-        self._asked.put((function, group))
+        self._calls.put((function, group))
         try:
             done, value = self._answers.get(timeout=timeout_s)
         except queue.Empty:
@@ -169,7 +169,7 @@ class _Thread:
 
     def _work(self) -> None:
         while True:
-            function, group = self._asked.get()
+            function, group = self._calls.get()
             try:
                 with staying_alive():
                     self._answers.put((True, function(group)))
@@ -180,16 +180,16 @@ class _Thread:
 
 
 def clean_reason(reason: Any) -> str:
-    """Return a reason for the ledger: a short word; anything else becomes ``rejected``."""
+    """Return ``reason`` if it is a short word, else ``rejected``, for the ledger."""
     return reason if isinstance(reason, str) and _REASON.fullmatch(reason) else REJECTED
 
 
-#: Most reasons in one subscription's ledger; further ones count as ``other``.
+#: Most reasons in one subscription's ledger; others count as ``other``.
 MAX_REASONS = 64
 
 
-class Judge:
-    """Runs filters for the leader."""
+class GroupFilter:
+    """Run the filters of subscriptions for the leader."""
 
     def __init__(self, client: Client, keys: Keys, lead: Leadership, filters: Filters) -> None:
         self._client = client
@@ -197,8 +197,8 @@ class Judge:
         self._lead = lead
         self._filters = filters
 
-    def judge(self, sub: Subscription, groups: Iterable[Group], metas: Mapping[str, Sequence[SampleMeta]]) -> None:
-        """Run the filters of ``sub`` on groups; dropped groups are marked as used up.
+    def apply(self, sub: Subscription, groups: Iterable[Group], metas: Mapping[str, Sequence[SampleMeta]]) -> None:
+        """Run the filters of ``sub`` on groups, and mark dropped groups as used up.
 
         Args:
             metas: job -> records of its samples.
@@ -208,15 +208,15 @@ class Judge:
         """
         if sub.unfilterable or not sub.definition.filters:
             return
-        told: list[Judged] = []
+        rejected: list[Judged] = []
         for group in groups:
             if sub.covers(group) and not group.uses.get(sub.account):
-                told += self._judge_one(sub, group, metas[group.job])
-        self.tell(sub, told, {group.job: group for group in groups})
+                rejected += self._apply_one(sub, group, metas[group.job])
+        self.record(sub, rejected, {group.job: group for group in groups})
 
-    def _judge_one(self, sub: Subscription, group: Group, records: Sequence[SampleMeta]) -> list[Judged]:
-        """Filter one group; return what has to be recorded: nothing if it is kept, or its result is still open."""
-        # A filter may change its argument; the records are needed for rows.
+    def _apply_one(self, sub: Subscription, group: Group, records: Sequence[SampleMeta]) -> list[Judged]:
+        """Filter one group; return the result to record: [] if the group is kept, or held until it is needed."""
+        # Copy the records: a filter may modify its argument, and rows are made from them.
         samples = sorted((one.copy_for_user() for one in records), key=lambda sample: sample.k)
         reward = total_reward(sample.reward for sample in samples)
         verdict = self._filters.judge(
@@ -225,28 +225,28 @@ class Judge:
         if verdict.keep:
             return []
         if verdict.error:
-            return self._take_error(sub, group, verdict, len(samples), reward)
+            return self._handle_error(sub, group, verdict, len(samples), reward)
         judged = Judged(group.job, verdict.reason, False, len(samples), reward)
         if sub.definition.keep_when_few:
             sub.held[group.job] = judged
             return []
         return [judged]
 
-    def _take_error(self, sub: Subscription, group: Group, verdict: Verdict, num: int, reward: float) -> list[Judged]:
+    def _handle_error(self, sub: Subscription, group: Group, verdict: Verdict, num: int, reward: float) -> list[Judged]:
         if sub.definition.on_filter_error is OnFilterError.STOP:
             sub.stuck[group.job] = verdict.error
             return []
         drop = sub.definition.on_filter_error is OnFilterError.DROP
         return [Judged(group.job, verdict.reason if drop else "", True, num, reward)]
 
-    def tell(self, sub: Subscription, told: Sequence[Judged], groups: Mapping[str, Group]) -> None:
-        """Drop rejected groups and count raised filters. Raises LeadershipLost. Blocks for one round trip."""
-        if not told:
+    def record(self, sub: Subscription, judged: Sequence[Judged], groups: Mapping[str, Group]) -> None:
+        """Drop rejected groups and count exceptions of filters. Raises LeadershipLost. Blocks for one round trip."""
+        if not judged:
             return
-        told = _bounded(sub, told)
-        run(self._client, scripts.judge(self._keys, self._lead, sub.name, told))
+        judged = _limit_reasons(sub, judged)
+        run(self._client, scripts.judge(self._keys, self._lead, sub.name, judged))
         position = sub.position
-        for one in told:
+        for one in judged:
             position.filter_raised += one.raised
             if not one.reason:
                 continue
@@ -258,11 +258,11 @@ class Judge:
                 group.uses[sub.account] = Disposal.FILTERED.code
 
 
-def _bounded(sub: Subscription, told: Sequence[Judged]) -> list[Judged]:
-    """Limit the reasons in the ledger, a hash in Redis, if a filter makes up a reason for every group."""
+def _limit_reasons(sub: Subscription, judged: Sequence[Judged]) -> list[Judged]:
+    """Limit the number of reasons in the ledger, a hash in Redis: a filter may return a new one for every group."""
     known = {name for name in sub.position.dropped if name.startswith("filter/")}
     out = []
-    for one in told:
+    for one in judged:
         name = f"filter/{one.reason}"
         if one.reason and name not in known:
             if len(known) >= MAX_REASONS:

@@ -1,4 +1,4 @@
-"""One complete group in the buffer's memory: a few numbers; its metadata stays in Redis until it is cut."""
+"""Represent complete groups in the buffer's memory by a few numbers; their metadata stays in Redis."""
 
 import math
 import time
@@ -13,39 +13,39 @@ from penstock.records.sample_meta import SampleMeta
 
 @dataclass(slots=True)
 class Group:
-    """A group that is ready and not yet retired."""
+    """Group that is ready and not yet retired."""
 
     job: str
     lane: str
     #: Place in the order of admission to its lane, from 1.
     seq: int
-    #: Place in the order of completion.
+    #: Place in the order of completion, from 1.
     completed: int
     #: Number of its samples.
     n: int
     #: Oldest version of any generated token; -1 without generated tokens.
     oldest: int
-    #: All versions that generated tokens of it, ascending.
+    #: Versions that generated its tokens, ascending.
     versions: tuple[int, ...] = ()
-    #: Requested samples; more than ``n`` if the group was closed without the others.
+    #: Number of requested samples; more than ``n`` if the group was shortened.
     wanted: int = 0
-    #: Samples whose payload is permanent, or lost; the group may be cut when it is n.
+    #: Number of samples whose payload is permanent or lost; the group can be cut once this equals ``n``.
     kept: int = 0
     #: Tokens of all samples, prompts included, and bytes of their payloads.
     tokens: int = 0
     num_bytes: int = 0
     #: Generated tokens of all samples.
     generated: int = 0
-    #: Payload servers that have its samples, and those that do not answer: it is held back meanwhile.
+    #: Payload servers that store its samples, and those of them that do not answer: until they do, it is not cut.
     servers: frozenset[str] = frozenset()
     away: frozenset[str] = frozenset()
     #: k of samples whose payload is lost.
     lost: frozenset[int] = frozenset()
-    #: Account (a subscription's name, or ``share:POOL``) -> uses so far, or the negative code of a disposal.
+    #: Account (a subscription's name, or ``share:POOL``) -> number of uses, or the negative code of a disposal.
     uses: dict[str, int] = field(default_factory=dict)
     #: Subscription -> last batch that contains it.
     batches: dict[str, int] = field(default_factory=dict)
-    #: Share of its right answers, from 0 to 1; 0 without any.
+    #: Share of correct answers, from 0 to 1.
     right: float = 0.0
     #: Field -> mean over the samples, for samplers that use it.
     priority: dict[str, float] = field(default_factory=dict)
@@ -54,21 +54,21 @@ class Group:
 
     @property
     def newest(self) -> int:
-        """Newest version of any generated token; -1 without generated tokens."""
+        """Return the newest version of any generated token; -1 without generated tokens."""
         return self.versions[-1] if self.versions else -1
 
     @property
     def dataset(self) -> str:
-        """Name of its prompt's dataset."""
+        """Return the name of its prompt's dataset."""
         return self.job.partition("/")[0]
 
     @property
     def share_byte(self) -> int:
-        """``right`` as it is recorded for its prompt."""
+        """Return ``right`` in the encoding that is recorded for its prompt."""
         return share_byte(round(self.right * self.n), self.n)
 
     def sum_up(self, records: Collection[SampleMeta], right_from: float) -> None:
-        """Add the records of its samples. ``right_from``: reward from which on an answer is right."""
+        """Add the records of its samples. ``right_from``: smallest reward of a correct answer."""
         versions: set[int] = set()
         for record in records:
             self.kept += 1
@@ -82,9 +82,9 @@ class Group:
 
 
 def priorities(records: Collection[SampleMeta], names: Collection[str]) -> dict[str, float]:
-    """Return the mean of each number in the metadata, or ``reward_info``, of a group's samples; 0 if it is missing.
+    """Return field -> mean over a group's samples, from their metadata or ``reward_info``; missing values count as 0.
 
-    ``reward_std`` is the deviation of the rewards in the group, of samples that bear loss.
+    ``reward_std`` is the standard deviation of the rewards of samples that bear loss.
     """
     found = {}
     for name in names:
@@ -102,10 +102,10 @@ def _number(record: SampleMeta, name: str) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the population standard deviation, exactly 0 for equal values of any size, and for none."""
+    """Return the population standard deviation; exactly 0 if all values are equal, or none is given."""
     if not values:
         return 0.0
-    # A power of two that lets no square overflow or vanish: scaling by it is exact.
+    # Scale by a power of two, which is exact, so that no square overflows or underflows.
     exponent = math.frexp(max(map(abs, values)))[1]
     scaled = [math.ldexp(value, -exponent) for value in values]
     mean = fmean(value - scaled[0] for value in scaled)
@@ -113,7 +113,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def read_group(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
-    """Parse the hash ``group:JOB``; ``place``: in the order of completion. Raises ProtocolError."""
+    """Parse the hash ``group:JOB``. Raises ProtocolError. ``place``: place in the order of completion."""
     uses: dict[str, int] = {}
     batches: dict[str, int] = {}
     try:
@@ -137,70 +137,70 @@ def read_group(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
         raise ProtocolError(f"Group {job} is not in Redis as penstock writes it ({exc!r:.200}).") from exc
 
 
-#: (subscription, batch) pairs: the last batch of each that contains a group.
+#: (subscription, last batch that contains the group) pairs.
 _Batches = frozenset[tuple[str, int]]
 
 
 @dataclass(slots=True)
-class _Lot:
-    """Groups that were used in the same batches, and so become durable together."""
+class _BatchSet:
+    """Groups that were used in the same batches, and become durable together."""
 
     groups: dict[str, Group] = field(default_factory=dict)
-    #: When the last of them was added (monotonic seconds).
-    spent_at: float = 0.0
+    #: When the last group was added (monotonic seconds).
+    added_s: float = 0.0
 
 
-class Spent:
-    """Used-up groups by their batches, so that a check costs as much as there are batches."""
+class UsedUpGroups:
+    """Index used-up groups by their batches: the cost of a check grows with the number of batches, not of groups."""
 
     def __init__(self) -> None:
-        self._lots: dict[_Batches, _Lot] = {}
-        self._lot_of: dict[str, _Batches] = {}
+        self._sets: dict[_Batches, _BatchSet] = {}
+        self._set_of: dict[str, _Batches] = {}
 
     def __len__(self) -> int:
-        return len(self._lot_of)
+        return len(self._set_of)
 
     def clear(self) -> None:
-        self._lots.clear()
-        self._lot_of.clear()
+        self._sets.clear()
+        self._set_of.clear()
 
     def add(self, group: Group) -> None:
-        """Add a group that will not be used again; adding it once more updates its batches."""
+        """Add a group that will not be used again, or update its batches."""
         self.discard(group)
         batches = frozenset(group.batches.items())
-        lot = self._lots.setdefault(batches, _Lot())
-        lot.groups[group.job] = group
-        lot.spent_at = time.monotonic()
-        self._lot_of[group.job] = batches
+        used = self._sets.setdefault(batches, _BatchSet())
+        used.groups[group.job] = group
+        used.added_s = time.monotonic()
+        self._set_of[group.job] = batches
 
     def discard(self, group: Group) -> None:
-        batches = self._lot_of.pop(group.job, None)
+        batches = self._set_of.pop(group.job, None)
         if batches is None:
             return
-        lot = self._lots[batches]
-        del lot.groups[group.job]
-        if not lot.groups:
-            del self._lots[batches]
+        used = self._sets[batches]
+        del used.groups[group.job]
+        if not used.groups:
+            del self._sets[batches]
 
     def durable(self, ckpt: Mapping[str, int]) -> list[Group]:
-        """Return the groups that no restored trainer can need: every batch with them is covered by a checkpoint."""
-        return _flat(lot for batches, lot in self._lots.items() if _behind(batches, ckpt))
+        """Return the groups that no restored trainer can need: checkpoints cover all their batches."""
+        return _flat(used for batches, used in self._sets.items() if _is_covered(batches, ckpt))
 
     def overdue(self, ckpt: Mapping[str, int], retention_s: float, may: Collection[str]) -> list[Group]:
-        """Return groups that wait longer than ``retention_s`` for checkpoints, only of subscriptions in ``may``."""
+        """Return groups that wait longer than ``retention_s`` for checkpoints of subscriptions in ``may`` alone."""
         limit = time.monotonic() - retention_s
-        lots = ((batches, lot) for batches, lot in self._lots.items() if lot.spent_at < limit)
+        sets = ((batches, used) for batches, used in self._sets.items() if used.added_s < limit)
         return _flat(
-            lot
-            for batches, lot in lots
-            if not _behind(batches, ckpt) and _behind({(sub, n) for sub, n in batches if sub not in may}, ckpt)
+            used
+            for batches, used in sets
+            if not _is_covered(batches, ckpt) and _is_covered({(sub, n) for sub, n in batches if sub not in may}, ckpt)
         )
 
 
-def _behind(batches: Collection[tuple[str, int]], ckpt: Mapping[str, int]) -> bool:
-    # Batches of a dropped subscription block nothing.
+def _is_covered(batches: Collection[tuple[str, int]], ckpt: Mapping[str, int]) -> bool:
+    # Batches of a deleted subscription do not block retirement.
     return all(n <= ckpt.get(sub, n) for sub, n in batches)
 
 
-def _flat(lots: Iterable[_Lot]) -> list[Group]:
-    return [group for lot in lots for group in lot.groups.values()]
+def _flat(sets: Iterable[_BatchSet]) -> list[Group]:
+    return [group for used in sets for group in used.groups.values()]

@@ -1,16 +1,16 @@
-"""The buffer process: leads, ingests completed groups, cuts batches on request, retires finished groups.
+"""Run the buffer process: lead, ingest completed groups, cut batches on request, retire finished groups.
 
     samples (events) ──> ingest: payloads permanent ──> pools of the subscriptions ──ask──> cut ──> batches:SUB
                                                                                   └─ checkpoints ──> seal ──> sweep
 
 | loop step | waits for | unblocked by |
 |---|---|---|
-| lead | the present leader's lease | its end, or `resign` |
+| lead | the current leader's lease | the end of the lease, or `resign` |
 | events | entries of stream `samples` | commit, ask, publish, checkpointed, rewind, subscribe |
 | cut | groups, or groups that are due before the bound | more completions; shown in `waits` |
-| all | a valid number or name in Redis | a person who corrects it |
+| all | a valid number or name in Redis | a correction by an operator |
 
-Invariants kept here: I2 and I5 by the verbs' guards, I4 because memory is a cache of keys, I6 by planner and guard.
+The Lua functions' guards keep I2 and I5; memory is only a cache of keys (I4); decision and guard keep I6.
 """
 
 import logging
@@ -46,7 +46,7 @@ from penstock.redis.refusals import KeysLost
 
 log = logging.getLogger(__name__)
 
-#: Counters that are compared, and their names in reports.
+#: Counters checked for lost writes, and their names in log lines.
 WATCHED = {
     "admitted": "admissions",
     "committed": "committed samples",
@@ -59,19 +59,19 @@ WATCHED = {
 class Rollback:
     """Detect acknowledged writes that Redis lost by a failover to a lagging replica, or a power loss.
 
-    Counters only grow. Every buffer process, also on standby, remembers their largest observed values; if it reads
-    less, the difference is lost, and the first process to find it counts and reports it. Losses since the last read,
-    and counts made again before the next one, are not visible: the figures are lower bounds.
+    Counters only grow. Every buffer process, also on standby, remembers their largest observed values; a smaller value
+    means that the difference was lost, and the first process to detect it counts and reports it. Writes lost since the
+    last read, or repeated before the next one, are not detected: the figures are lower bounds.
     """
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
         self._keys = keys
-        #: Counter -> its largest observed value, plus by how much it had decreased before.
+        #: Counter -> largest observed value, plus the losses reported before.
         self.seen: dict[str, int] = {}
 
-    def look(self) -> dict[str, int]:
-        """Return new losses since the last call, by counter; they are counted in Redis and logged.
+    def check(self) -> dict[str, int]:
+        """Return the losses since the last call, by counter; count them in Redis and log them.
 
         Blocks for a round trip, two if anything was lost.
         """
@@ -81,18 +81,19 @@ class Rollback:
             return {}
         lost = scripts.run(self._client, scripts.rolled_back(self._keys, self.seen))
         if lost:
-            words = ", ".join(f"{count} {WATCHED[name]}" for name, count in lost.items())
-            log.error("Redis lost acknowledged writes, as after a failover or a power loss: at least %s", words)
+            losses = ", ".join(f"{count} {WATCHED[name]}" for name, count in lost.items())
+            log.error("Redis lost acknowledged writes, as after a failover or a power loss: at least %s", losses)
         return lost
 
     def _read(self) -> dict[str, int]:
-        """Read the counters, each plus what was reported of it; invalid ones are skipped, and logged once."""
+        """Read the counters, each plus its reported losses; skip invalid ones, and log them once."""
         fields = [name for counter in WATCHED for name in (counter, f"rolled_back:{counter}")]
         values = self._client.hmget(self._keys.counters, fields)
         found = {name.encode(): b"0" if value is None else value for name, value in zip(fields, values, strict=True)}
         counts = dict(readable(found, _counter))
-        told = {name: f"rolled_back:{name}" for name in WATCHED}
-        return {name: counts[name] + counts[told[name]] for name in WATCHED if {name, told[name]} <= counts.keys()}
+        reported = {name: f"rolled_back:{name}" for name in WATCHED}
+        known = [name for name in WATCHED if {name, reported[name]} <= counts.keys()]
+        return {name: counts[name] + counts[reported[name]] for name in known}
 
 
 def _counter(field: bytes, value: bytes) -> tuple[str, int]:
@@ -100,13 +101,13 @@ def _counter(field: bytes, value: bytes) -> tuple[str, int]:
     return name, count_of(value, f"The counter {name}")
 
 
-#: Longest sleep on the event stream, which delays renewals and stops.
+#: Longest blocking read of the event stream; delays lease renewals and shutdown.
 BLOCK_MS = 100
-#: How long single completions are gathered, and how many are enough.
+#: Time for which single completions are gathered, and number of events that are read without waiting.
 GATHER_S, GATHER = 0.01, 32
 #: Most events per read.
 EVENTS = 1024
-#: Wait before the next attempt when a server does not answer; doubles.
+#: Pause before the next attempt if a server does not answer; doubles.
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 
 
@@ -131,9 +132,9 @@ class Buffer:
         self._pause_s = PAUSE_S
         self._reclaimer = f"buffer-{self._token}"
         self._waits: dict[str, Waiting] = {}
-        #: When (monotonic) a batch was last cut for a subscription.
+        #: Subscription -> time (monotonic) of its last cut.
         self._served: dict[str, float] = {}
-        #: Observed counters, whether leading or not.
+        #: Checked whether this process leads or not.
         self.rollback = Rollback(self._control.client, self._keys)
         self._leads = False
         self.metrics = serve(config, "buffer", "", BufferCollector(config, lambda: self._leads))
@@ -149,7 +150,7 @@ class Buffer:
         self._stopping.set()
 
     def run(self) -> None:
-        """Lead whenever no other buffer does. Blocks until ``stop``."""
+        """Lead if no other buffer does, else stand by. Blocks until ``stop``."""
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
             while not self._stopping.is_set():
@@ -158,7 +159,7 @@ class Buffer:
         except QueueUnavailable as exc:
             if not self._stopping.is_set():
                 raise
-            log.warning("stopped while Redis did not answer: %s", exc)
+            log.warning("stopped while Redis was unreachable: %s", exc)
         self._control.close()
         self._events.close()
         self._servers.close()
@@ -166,7 +167,7 @@ class Buffer:
             self.metrics.close()
 
     def _stand_by(self) -> None:
-        """Wait for the leadership, and lead as long as it lasts."""
+        """Try to acquire the leadership, and lead until it is lost."""
         waiting = self._waiting("buffer:standby")
         self._attendance.confirm()
         try:
@@ -174,7 +175,7 @@ class Buffer:
             if not epoch:
                 waiting.blocked_on(LeaseHeld("buffer"))
                 # After a Redis restart the leader and its in-memory state may be gone.
-                self.rollback.look()
+                self.rollback.check()
                 self._stopping.wait(min(1.0, self._lease_ms / 3000))
                 return
             waiting.end()
@@ -183,16 +184,16 @@ class Buffer:
         except LeadershipLost as exc:
             log.warning("%s", exc)
         except ProtocolError as exc:
-            log.error("cutting stopped until this is corrected: %s", exc)
+            log.error("cutting stopped until the record is corrected: %s", exc)
             self._waiting("buffer:state").blocked_on(RecordUnreadable(str(exc)))
             self._pause()
         except PASSING as exc:
-            # After a restart the state in Redis is authoritative: lead and load again.
+            # After a restart the state in Redis is authoritative: acquire the leadership and load again.
             if isinstance(exc, KeysLost):
-                log.error("cutting stopped until Redis has its keys back: %s", exc)
+                log.error("cutting stopped until the keys of Redis are restored: %s", exc)
                 self._waiting("buffer:state").blocked_on(exc.cause)
             else:
-                log.warning("a server does not answer (%s); starting over when it does", exc)
+                log.warning("a server does not answer (%s); the state will be reloaded when it does", exc)
                 self._waiting("buffer:servers").blocked_on(ServerAway(str(exc)))
             self._pause()
             self._control.do(lambda client: client.ping())
@@ -217,10 +218,10 @@ class Buffer:
         right_from = {one.name: one.curriculum.right_from for one in train if one.curriculum is not None}
         state = State(self.client, self._keys, self._servers, lead, alive, self._filters, right_from)
         cutter = Cutter(self.client, self._keys, lead, state)
-        # Before the load: a completion meanwhile is read twice rather than missed.
+        # Read the last event before loading: a completion in between is read twice instead of missed.
         last = self._last_event()
         self._renew_at = 0.0
-        self.rollback.look()
+        self.rollback.check()
         state.load()
         log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
         house = Housekeeping(
@@ -232,7 +233,7 @@ class Buffer:
             last, kinds = self._take_events(state, last)
             if kinds - {"ready"}:
                 state.refresh()
-            # Least recently served first, or the first member of a pool would take all groups that come one by one.
+            # Least recently served first, or the first member of a pool would take every group that completes alone.
             for sub in sorted(state.subs.values(), key=lambda sub: self._served.get(sub.name, 0.0)):
                 self._cut_for(cutter, state, sub.name)
             self._pause_s = PAUSE_S
@@ -242,15 +243,15 @@ class Buffer:
         scripts.run(self.client, scripts.resign(self._keys, lead))
 
     def _renew(self, lead: Leadership, started: str) -> None:
-        """Renew the leadership if that is due. Raises LeadershipLost."""
+        """Renew the leadership if due. Raises LeadershipLost."""
         if time.monotonic() < self._renew_at:
             return
         epoch = scripts.run(self.client, scripts.lead(self._keys, lead.token, self._lease_ms))
         if epoch != lead.epoch:
-            raise LeadershipLost("The leadership went to another buffer, or ran out; starting over.")
+            raise LeadershipLost("The leadership expired or went to another buffer; the state will be reloaded.")
         if self._run_id() != started:
-            raise LeadershipLost("Redis was restarted; reading everything again.")
-        self.rollback.look()
+            raise LeadershipLost("Redis was restarted; the state will be reloaded.")
+        self.rollback.check()
         self._renew_at = time.monotonic() + self._lease_ms / 3000
 
     def _run_id(self) -> str:
@@ -261,13 +262,13 @@ class Buffer:
         return str(newest[0][0].decode()) if newest else "0-0"
 
     def _take_events(self, state: State, last: str) -> tuple[str, set[str]]:
-        """Read new events, blocking shortly; ingest completed groups. Returns (last id, kinds seen)."""
+        """Read new events, and ingest completed groups. Blocks briefly. Returns (last id, kinds of events)."""
         answer = self._events.xread({self._keys.samples: last}, count=EVENTS, block=BLOCK_MS)
         entries = answer[0][1] if answer else []
         if not entries:
             return last, set()
         if len(entries) < GATHER and all(fields.get(b"e") == b"ready" for _, fields in entries):
-            # Groups complete one by one; four round trips for each would cost more than all the rest.
+            # Gather groups that complete one by one: ingesting takes four round trips.
             self._stopping.wait(GATHER_S)
             entries += self._events.xrange(self._keys.samples, b"(" + entries[-1][0], count=EVENTS)
         jobs: list[str] = []
@@ -283,7 +284,7 @@ class Buffer:
         return entries[-1][0].decode(), kinds
 
     def _cut_for(self, cutter: Cutter, state: State, name: str) -> None:
-        """Cut all batches that a subscription requested, as far as its groups allow."""
+        """Cut the batches that a subscription requested, until one has to wait."""
         waiting = self._waiting(f"buffer:{name}")
         if (sub := state.subs.get(name)) and sub.unreadable:
             waiting.blocked_on(RecordUnreadable(sub.unreadable))

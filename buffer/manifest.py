@@ -1,4 +1,4 @@
-"""The manifest of a batch: its rows, the denominators of the loss, and the staleness of its tokens."""
+"""Make the manifest of a batch: its rows, the denominators of the loss, and the staleness of its tokens."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -18,37 +18,37 @@ from penstock.records.manifest import Manifest, Row
 from penstock.records.sample import SampleStatus
 from penstock.records.sample_meta import Part, SampleMeta
 
-#: Fields of a committed sample that its manifest row repeats.
+#: Fields of a committed sample that are copied to its manifest row.
 _STORED = attrgetter("token", "server", "checksum", "num_bytes")
 _LENGTHS = attrgetter("length", "prompt_length", "num_generated")
 _VERSIONS = attrgetter("oldest", "newest")
 _AFTER = attrgetter("reward", "status", "temperature")
-#: Reason of groups that timed out and were dropped unfinished.
+#: Reason of groups that were dropped unfinished because they timed out.
 TIMED_OUT = "timed_out"
 
 
 @dataclass(slots=True)
 class Ages:
-    """Staleness of the tokens of a batch that bear loss (T2)."""
+    """Sum up the staleness of a batch's tokens that bear loss (T2)."""
 
     lineage: Lineage
     train_version: int
-    #: False if no clock bounds the batch: nothing ages.
+    #: False if the subscription follows no model's versions: every staleness is 0.
     counts: bool
-    #: Tokens of versions below this bear no loss.
+    #: Oldest version whose tokens bear loss.
     floor: int
-    #: Tokens older than the newest of their sample, or of their part of it, bear no loss either.
+    #: Whether only tokens of the newest version of their sample, or part, bear loss.
     newest_only: bool = False
-    #: Samples that ended at a limit bear no loss either.
+    #: Whether truncated samples bear no loss.
     masks_truncated: bool = False
     lags: dict[int, int] = field(default_factory=dict)
     loss_tokens: int = 0
     weighted: int = 0
     worst: int = 0
-    #: Sum over rows of the lag of their newest token that bears loss, and number of these rows.
+    #: Sum over rows of the lag of their newest token that bears loss, and the number of these rows.
     newest: int = 0
     samples: int = 0
-    #: Oldest and newest version of tokens that bear loss; -1: none does.
+    #: Oldest and newest version of tokens that bear loss; -1 if none does.
     oldest_loss: int = -1
     newest_loss: int = -1
 
@@ -57,9 +57,9 @@ class Ages:
             self.lags[version] = self.lineage.lag(version, self.train_version) if self.counts else 0
         return self.lags[version]
 
-    def add(self, loss_by_version: list[list[int]], newest_drawn: int) -> list[list[int]]:
-        """Add a row; return its pairs (version, tokens) that bear loss."""
-        floor = max(self.floor, newest_drawn) if self.newest_only else self.floor
+    def add(self, loss_by_version: list[list[int]], newest_generated: int) -> list[list[int]]:
+        """Add a row; return its (version, tokens) pairs that bear loss."""
+        floor = max(self.floor, newest_generated) if self.newest_only else self.floor
         versions = [pair for pair in loss_by_version if pair[0] >= floor]
         if not versions:
             return []
@@ -100,7 +100,7 @@ def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
         staleness_max=ages.worst,
         staleness_mean=ages.weighted / ages.loss_tokens if ages.loss_tokens else 0.0,
         staleness_newest=ages.newest / ages.samples if ages.samples else 0.0,
-        staleness_steps=_steps(state, sub, cut, ages.oldest_loss),
+        staleness_steps=_count_steps(state, sub, cut, ages.oldest_loss),
         version_min=ages.oldest_loss,
         version_max=ages.newest_loss,
         seed=batch_seed(definition.seed, sub.position.cut + 1),
@@ -124,7 +124,7 @@ def bearing_of(manifest: Manifest, jobs: Iterable[str]) -> list[str]:
 
 
 def _ledger(sub: Subscription, timed_out: int) -> dict[str, Any]:
-    """Return what ``sub`` has not trained so far; {} if nothing."""
+    """Return the counts of what ``sub`` has not trained so far; {} if there are none."""
     position = sub.position
     dropped = dict(position.dropped) | ({TIMED_OUT: timed_out} if timed_out else {})
     if not dropped and not position.filter_raised:
@@ -144,7 +144,7 @@ def _rows(cut: Cut, ages: Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[
     rows: list[Row] = []
     oldest = cut.train_version
     for group, records in zip(cut.groups, found, strict=True):
-        # Commits come in any order; rows must not depend on it.
+        # Sort: rows must not depend on the order of the commits.
         for record in sorted(records, key=attrgetter("k")):
             if record.oldest >= 0:
                 oldest = min(oldest, record.oldest)
@@ -175,7 +175,7 @@ def _row_of(
     bearing = [] if lost or is_cut_off else ages.add(of.loss_by_version, of.newest)
     num_loss = sum([tokens for _, tokens in bearing])
     oldest_loss = min([version for version, _ in bearing], default=-1)
-    # Positional, in the order of Row: keywords take five times as long, for every sample.
+    # Positional arguments, in the order of Row's fields: keywords take five times as long.
     return Row(
         group.job, k, *_STORED(record), *_LENGTHS(of), num_loss, *_VERSIONS(of), oldest_loss, *_AFTER(record),
         lost, bearing if len(bearing) > 1 else [], record.shared, record.sides, record.logprob_kind,
@@ -184,8 +184,8 @@ def _row_of(
 
 
 def why_no_loss(group: Group, records: Sequence[SampleMeta], *, masks_truncated: bool = False) -> Disposal:
-    """Return why no token of a group bears loss, for the ledger: its tokens are stale, its payloads are lost, or it
-    never had a token that bears loss (``no_loss``), with ``masks_truncated`` in a sample that was not truncated."""
+    """Return why no token of a group bears loss, for the ledger: its tokens are stale, its payloads are lost, or no
+    sample (with ``masks_truncated``: no untruncated one) ever had a token that bears loss (``no_loss``)."""
     bearing = [
         record
         for record in records
@@ -197,8 +197,8 @@ def why_no_loss(group: Group, records: Sequence[SampleMeta], *, masks_truncated:
     return Disposal.PAYLOAD_LOST if gone else Disposal.STALE
 
 
-def _steps(state: State, sub: Subscription, cut: Cut, oldest_loss: int) -> int:
-    """Return the batches trained between the oldest token that bears loss and this batch; -1 if unknown."""
+def _count_steps(state: State, sub: Subscription, cut: Cut, oldest_loss: int) -> int:
+    """Return how many batches were trained after the version of the oldest token that bears loss; -1 if unknown."""
     model = sub.definition.model
     before = state.batches_behind(model, oldest_loss) if model and oldest_loss >= 0 else None
     if before is None:

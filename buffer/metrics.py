@@ -1,6 +1,6 @@
-"""Metrics of the buffer: of this process, and, from the leader, of the queue shared by all processes.
+"""Export the metrics of the buffer process, and, while it leads, those of the run's queue.
 
-The queue is read for each scrape, over a separate connection: the loop that cuts batches never waits for a scrape.
+Each scrape reads the queue over a separate connection, so that it never delays the loop that cuts batches.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 
-#: Longest wait for an answer of Redis: a scrape has 10 s in all.
+#: Longest wait for an answer of Redis; a scrape times out after 10 s.
 TIMEOUT_S = 2.0
 
 LEADS = gauge("buffer_leads", "1 if this buffer leads, 0 if it is a standby, which has no other series.")
@@ -152,7 +152,7 @@ SERIES = (
 
 
 class BufferCollector(Collector):
-    """Reads the queue for each scrape. Called from threads of the server; blocks for at most ``TIMEOUT_S`` per answer.
+    """Read the queue for each scrape. Called from threads of the server; blocks for at most ``TIMEOUT_S`` per answer.
 
     Args:
         leads: returns whether this buffer leads.
@@ -169,16 +169,16 @@ class BufferCollector(Collector):
         yield LEADS.of(self._leads())
         if self._leads():
             with closing(connect(self._url, timeout_s=TIMEOUT_S, check=False)) as client:
-                yield from queue(client, self._keys)
+                yield from queue_metrics(client, self._keys)
 
 
-def queue(client: Client, keys: Keys) -> Iterator[Metric]:
+def queue_metrics(client: Client, keys: Keys) -> Iterator[Metric]:
     """Yield the series of the queue. Blocks for a few round trips; raises redis' errors and ProtocolError."""
     state = snapshot(client, keys)
     yield from _jobs(client, keys, state)
-    yield from _sums(state["counters"])
+    yield from _counters(state["counters"])
     yield from _tokens(ledgers_of(state))
-    yield WORKERS.each(Counter(map(_doing, state["workers"])))
+    yield WORKERS.each(Counter(map(_state_of, state["workers"])))
     yield RATE.of(sum(worker.tokens_per_s for worker in state["workers"]))
     yield VERSION.each(state["versions"])
     yield STEP.of(state["step"])
@@ -199,7 +199,7 @@ def _jobs(client: Client, keys: Keys, state: Mapping[str, Any]) -> Iterator[Metr
     yield UNRECORDED.of(client.zcard(keys.unrecorded))
 
 
-def _sums(counters: Mapping[str, int]) -> Iterator[Metric]:
+def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
     for field, series in COUNTERS.items():
         yield series.of(counters.get(field, 0))
     for begin, series in BY_REASON.items():
@@ -213,7 +213,7 @@ def _tokens(ledgers: Mapping[str, LaneTokens]) -> Iterator[Metric]:
         yield GOODPUT.of(goodput)
 
 
-def _doing(worker: WorkerPresence) -> str:
+def _state_of(worker: WorkerPresence) -> str:
     return worker.state if worker.age_s <= FRESH_S else "silent"
 
 

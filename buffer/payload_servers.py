@@ -1,7 +1,7 @@
-"""Connections to the payload servers, by their names in sample metadata.
+"""Connect to the payload servers by their names in sample metadata.
 
-A server that does not answer is away: the state of its payloads is unknown, and it is retried after a pause. This ends
-when it answers, when an operator declares it lost (``penstock payloads lose``), or after ``redis.payload_patience_s``.
+A server that does not answer is away: the state of its payloads is unknown, and the server is retried after a pause,
+until it answers, an operator declares it lost (``penstock payloads lose``), or ``redis.payload_patience_s`` is over.
 """
 
 import logging
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 
 #: Keys per round trip; bounds the time of one call on the server.
 CHUNK = 2048
-#: Longest wait for an answer: the leader has other servers.
+#: Longest wait for an answer, so that one server does not delay the others.
 ANSWER_S = 2.0
-#: Pause before a server is retried; doubles, and is at least this multiple of the last attempt's duration.
+#: Pause before a server is retried: doubles up to a limit; at least PAUSE_SHARE times the last attempt's duration.
 PAUSE_S, LONGEST_PAUSE_S, PAUSE_SHARE = 0.25, 5.0, 10.0
 
 
 @dataclass(slots=True)
 class Away:
-    """A server that does not answer."""
+    """Payload server that does not answer."""
 
     why: str
     since: float = field(default_factory=time.monotonic)
@@ -47,7 +47,7 @@ class Away:
 
 
 class PayloadServers:
-    """Stores by server name. The buffer sends keys, never payload bytes. A server is contacted at its first use."""
+    """Access payload stores by server name; each is contacted at its first use. Only keys are sent, never payloads."""
 
     def __init__(self, config: RedisConfig, control: Client, keys: Keys | None = None) -> None:
         self._config = config
@@ -58,14 +58,13 @@ class PayloadServers:
         self._away: dict[str, Away] = {}
         self._stores = {name: open_store(url, timeout_s=ANSWER_S) for name, url in config.payload_servers.items()}
         self._stores[CONTROL] = PayloadStore(control, config.url or "")
-        #: Servers that were checked.
+        #: Servers whose connection was checked.
         self._in_use = {CONTROL}
 
     def _store(self, server: str) -> PayloadStore:
-        """Return a store; blocks at its first use. Raises ProtocolError if neither configuration nor run names the
-        server.
+        """Return a server's store. Blocks at its first use. Raises ProtocolError if the server is unknown.
 
-        Also raises the errors of ``check``: a server that refuses us is misconfigured, and waiting would not help.
+        Also raises the errors of ``check``: retrying does not help if a server refuses the connection.
         """
         if server not in self._stores:
             if server not in self._directory.servers and self._keys:
@@ -76,19 +75,19 @@ class PayloadServers:
             self._in_use.add(server)
         return self._stores[server]
 
-    def look(self) -> None:
-        """Check which servers are lost, and whether those in use answer. Blocks.
+    def check(self) -> None:
+        """Check which servers are lost, and whether those in use answer.
 
-        For at most ``ANSWER_S`` per server that does not answer, and at most a tenth of the time.
+        Blocks for at most ``ANSWER_S`` per server that does not answer, in total at most a tenth of the time.
         """
         self._read_directory()
         for server in sorted((self._in_use | self._away.keys()) - self._lost - {CONTROL}):
             self._try(server, partial(self._ping, server))
-        self._lose_patience()
+        self._declare_lost()
 
     @property
-    def standing(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Servers that are lost, and that do not answer, as far as known."""
+    def lost_and_away(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the servers that are lost, and those that do not answer, as of the last check."""
         return self._lost, frozenset(self._away)
 
     def _ping(self, server: str) -> None:
@@ -102,16 +101,16 @@ class PayloadServers:
             self._directory = read(self._control, self._keys)
             self._lost = frozenset(self._directory.lost)
             for server in self._lost & self._away.keys():
-                log.warning("payload server %s is lost, and with it what lies there", server)
+                log.warning("payload server %s was declared lost, with all its payloads", server)
                 del self._away[server]
 
-    def _lose_patience(self) -> None:
+    def _declare_lost(self) -> None:
         patience_s = self._config.payload_patience_s
         if patience_s is None or self._keys is None:
             return
         for server, away in list(self._away.items()):
             if server in self._directory.servers and time.monotonic() - away.since >= patience_s:
-                log.warning("payload server %s has not answered for %g s: it counts as lost", server, patience_s)
+                log.warning("payload server %s has not answered for %g s and is declared lost", server, patience_s)
                 payload_servers.set_state(self._control, self._keys, server, ServerState.LOST)
         self._read_directory()
 
@@ -123,12 +122,12 @@ class PayloadServers:
         """Return the servers that do not answer, by name."""
         return dict(self._away)
 
-    def _may_ask(self, server: str) -> bool:
+    def _is_due(self, server: str) -> bool:
         return server not in self._away or time.monotonic() >= self._away[server].next_try
 
     def _try(self, server: str, work: Callable[[], T]) -> T | None:
-        """Return the answer of ``work``; None if the server does not answer, or is not retried yet."""
-        if not self._may_ask(server):
+        """Return the result of ``work``; None if the server does not answer, or is not due for a retry."""
+        if not self._is_due(server):
             return None
         began = time.monotonic()
         try:
@@ -138,7 +137,11 @@ class PayloadServers:
                 raise
             now = time.monotonic()
             if server not in self._away:
-                log.warning("payload server %s does not answer; its groups are held back: %s", server, redact(str(exc)))
+                log.warning(
+                    "payload server %s does not answer; its groups will not be cut until it does: %s",
+                    server,
+                    redact(str(exc)),
+                )
             away = self._away.setdefault(server, Away(redact(str(exc))))
             away.why = redact(str(exc))
             away.next_try = now + max(away.pause_s, PAUSE_SHARE * (now - began))
@@ -163,7 +166,7 @@ class PayloadServers:
 
     def _persist(self, server: str, names: list[str]) -> Sequence[bool | None]:
         if server in self._lost:
-            self._read_directory()  # it may be live again
+            self._read_directory()  # the server may be live again
         if server in self._lost:
             return [False] * len(names)
 
@@ -186,17 +189,17 @@ class PayloadServers:
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Servers besides the control Redis that this process has used, or that are draining, and that are not lost."""
+        """Return the servers, except the control Redis and lost ones, that this process uses or that are draining."""
         draining = {one.name for one in self._directory.servers.values() if one.state is ServerState.DRAINING}
         return frozenset(self._in_use | draining) - self._lost - {CONTROL}
 
     def names(self, server: str) -> Iterator[tuple[str, bool]]:
-        """Yield (key, is it permanent) of all payloads of the run on a server; read lazily, see :meth:`some_of`."""
+        """Yield (key, whether it is permanent) of the run's payloads on a server, lazily; see :meth:`next_of`."""
         assert self._keys is not None
         yield from self._store(server).names(self._keys.prefix)
 
-    def some_of(self, server: str, listed: Iterator[T], most: int) -> list[T] | None:
-        """Return the next items of a listing; None if the server does not answer: list again then. Blocks."""
+    def next_of(self, server: str, listed: Iterator[T], most: int) -> list[T] | None:
+        """Return the next items of a listing; None if the server does not answer and must be listed again. Blocks."""
         return self._try(server, lambda: list(islice(listed, most)))
 
     def unkeep(self, server: str, names: Sequence[str]) -> bool:
@@ -219,7 +222,7 @@ def keys_of(keys: Keys, job: str, record: SampleMeta) -> list[tuple[str, str]]:
 
 
 def _by_server(keys: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Group keys by server, each once: samples that were committed together share one."""
+    """Group keys by server without duplicates: samples that were committed together share a key."""
     grouped: dict[str, list[str]] = {}
     for server, name in dict.fromkeys(keys):
         grouped.setdefault(server, []).append(name)

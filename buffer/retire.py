@@ -1,4 +1,4 @@
-"""Retirement: groups whose every use is final and durable are sealed, then swept with their payloads."""
+"""Retire groups: seal those whose uses are all final and durable, then sweep them with their payloads."""
 
 import logging
 import time
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 CHUNK = 128
 #: Groups swept per call, so that a large retirement does not delay a cut.
 SWEEP = 512
-#: Records of processes without a report for so long are deleted.
+#: Time without a report after which the records of a process are deleted.
 STALE_S = 3600.0
 
 
 class Retirement:
-    """Seals, sweeps and tidies for the leader.
+    """Seal, sweep and tidy for the leader.
 
     Args:
         alive: called between chunks; keeps the leadership, raises LeadershipLost.
@@ -50,24 +50,25 @@ class Retirement:
         self._alive = alive
 
     def seal(self) -> int:
-        """Seal every group that is neither needed nor reachable by a rewind; return their number. Blocks.
-        LeadershipLost.
+        """Seal groups that are neither needed nor reachable by a rewind; return their number. Blocks.
 
-        With a retention, groups that wait longer for a checkpoint are sealed too: their trainer cannot rewind to them.
+        Raises LeadershipLost.
+
+        With a retention, groups that waited longer for a checkpoint are sealed too: their trainer cannot rewind to it.
         """
         ckpt = {name: sub.position.ckpt for name, sub in self._state.subs.items()}
-        sealed = self._seal_all(self._state.spent.durable(ckpt), ())
+        sealed = self._seal_all(self._state.used_up.durable(ckpt), ())
         keep_s = {name: sub.definition.keep_s for name, sub in self._state.subs.items()}
         for limit in sorted({limit for limit in keep_s.values() if limit}):
             may = {name for name, own in keep_s.items() if own and own <= limit}
-            evicted = self._seal_all(self._state.spent.overdue(ckpt, limit, may), may)
+            evicted = self._seal_all(self._state.used_up.overdue(ckpt, limit, may), may)
             if evicted:
-                log.warning("%d groups went without a checkpoint past them, after %g s", evicted, limit)
+                log.warning("%d groups were deleted before a checkpoint covered them, after %g s", evicted, limit)
             sealed += evicted
         return sealed
 
     def park(self) -> None:
-        """Park subscriptions whose trainer has been gone for longer than their retention. Blocks shortly."""
+        """Park subscriptions whose trainer has been absent for longer than their retention. Blocks briefly."""
         for name, sub in list(self._state.subs.items()):
             keep_s = sub.definition.keep_s
             if not keep_s or sub.position.parked:
@@ -77,10 +78,12 @@ class Retirement:
             )
             answer = run(self._client, call)
             if answer.outcome == "parked":
-                log.warning("%s: its trainer has been gone for %g s; it no longer blocks retirement", name, keep_s)
+                log.warning(
+                    "%s: parked after its trainer was absent for %g s; it no longer blocks retirement", name, keep_s
+                )
                 self._state.refresh()
             if answer.given:
-                log.warning("%s: %d groups of its uncommitted batches go to the other members", name, answer.given)
+                log.warning("%s: returned %d groups of its uncommitted batches to the pool", name, answer.given)
                 self._state.reload()
 
     def _seal_all(self, groups: list[Group], evict: Collection[str]) -> int:
@@ -125,7 +128,7 @@ class Retirement:
             payloads += places
             sizes.append((job, _num_samples(n)))
         if silent := self._servers.unlink(payloads):
-            # Groups on a server that does not answer stay, or their payloads would never be freed.
+            # Keep groups on a server that does not answer, or their payloads would never be freed.
             sizes = [(job, n) for job, n in sizes if not servers[job] & silent]
             jobs = [job for job, _ in sizes]
         gone = 0
@@ -137,11 +140,11 @@ class Retirement:
         return gone
 
     def trim(self, last_event: str) -> None:
-        """Delete manifests that no rewind can reach, and events that were read. Blocks for one round trip."""
+        """Delete manifests that no rewind can reach, and processed events. Blocks for one round trip."""
         pipe = self._client.pipeline(transaction=False)
         for sub in self._state.subs.values():
             if sub.position.floor > 0:
-                # the one at the floor stays: a rewind to it reads how much it consumed
+                # Keep the manifest at the floor: a rewind to it reads how much it consumed.
                 pipe.xtrim(self._keys.batches(sub.name), minid=f"{sub.position.floor}-0", approximate=False)
         pipe.xtrim(self._keys.samples, minid=last_event, approximate=False)
         pipe.execute()
@@ -159,20 +162,20 @@ class Retirement:
                 self._client.zrem(listed, *freed)
 
     def tidy(self) -> int:
-        """Delete what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
+        """Delete the records of dead processes: hour-old presence and waits, consumers without a lease. Blocks."""
         now = time.time()
         removed = 0
         keys = self._keys
         for records in (keys.workers, keys.trainers, keys.waits, keys.verifiers, keys.parts):
             found = self._client.hgetall(records).items()
-            stale = [(name, raw) for name, raw in found if now - told_at(raw) > STALE_S]
+            stale = [(name, raw) for name, raw in found if now - last_report_s(raw) > STALE_S]
             consumers = records == self._keys.workers
             removed += run(self._client, scripts.tidy(self._keys, records, stale, consumers=consumers))
         return removed
 
 
 def _num_samples(raw: bytes | None) -> int:
-    """Return the number of samples of a swept group; 0 if its record is invalid."""
+    """Parse the number of samples of a swept group; 0 if it is invalid."""
     n = count_shown(raw) or 0
     return n if n <= MAX_ANSWERS else 0
 
@@ -183,7 +186,7 @@ def _place(place: bytes) -> tuple[str, str]:
     return server, key
 
 
-def told_at(raw: bytes) -> float:
+def last_report_s(raw: bytes) -> float:
     """Return when a record of presence or of a wait was last written (Unix time); 0 if it is invalid."""
     try:
         return number_in(unpack_map(raw, "a record"), "at", "a record")

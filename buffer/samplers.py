@@ -1,9 +1,8 @@
-"""Samplers: the order in which a batch takes a subscription's unused groups.
+"""Order a subscription's unused groups for its batches.
 
-Every pool adds and removes in a time that does not grow with its size. The uniform order copies it for each batch, and
-those by priority and by difficulty sort it (20 ms for 100,000 groups by priority). ``order(n, floor)`` is a pure
-function of the pool's content, its order of arrival, the seed, the number of the batch and the oldest version that it
-may hold; redelivery reads the stored manifest, without a pool.
+Adding and removing take constant time. For each batch the uniform order copies the pool, and the orders by priority and
+by difficulty sort it (20 ms for 100,000 groups by priority). ``order(n, floor)`` is a pure function of the pool's
+content, the order of arrival, the seed, the batch number and the floor; redelivery reads the stored manifest instead.
 """
 
 import random
@@ -15,14 +14,14 @@ import numpy as np
 from penstock.buffer.group import Group
 from penstock.config.staleness import Sampler
 
-#: Weight of a group whose priority is 0 or less: last, but not never.
-LEAST_WEIGHT = 1e-9
-#: Number of steps of difficulty.
-FARTHEST = 256
+#: Weight of a group whose priority is 0 or less: sampled last, but not excluded.
+MIN_WEIGHT = 1e-9
+#: Largest distance of a share of correct answers from one half, in steps.
+MAX_DISTANCE = 256
 
 
 class Pool:
-    """Unused groups of one subscription in the order of their arrival, and by oldest version (``fifo``)."""
+    """Unused groups of one subscription in the order of arrival (``fifo``), also indexed by oldest version."""
 
     def __init__(self) -> None:
         self._arrived: OrderedDict[str, Group] = OrderedDict()
@@ -41,7 +40,7 @@ class Pool:
 
     @property
     def versions(self) -> dict[int, int]:
-        """Oldest version -> number of groups."""
+        """Return oldest version -> number of groups."""
         return {version: len(bucket) for version, bucket in self._buckets.items()}
 
     def add(self, group: Group) -> None:
@@ -53,7 +52,7 @@ class Pool:
         self._count(group, 1)
 
     def discard(self, group: Group) -> None:
-        """Remove a group, if the pool has it."""
+        """Remove a group if the pool contains it."""
         if self._arrived.pop(group.job, None) is None:
             return
         bucket = self._buckets[group.oldest]
@@ -76,7 +75,7 @@ class Pool:
         return iter(self)
 
     def by_version(self, newest: bool = False) -> Iterator[Group]:
-        """Yield the groups of the oldest (or newest) versions first, whatever the order of this pool."""
+        """Yield the groups by version, oldest (or newest) first, regardless of the pool's own order."""
         for version in sorted(self._buckets, reverse=newest):
             yield from self._buckets[version].values()
 
@@ -87,7 +86,7 @@ class Pool:
 
 
 class VersionPool(Pool):
-    """Groups of the oldest, or the newest, version first; within one in the order of arrival."""
+    """Order groups by version, oldest or newest first, then by arrival."""
 
     def __init__(self, newest: bool = False) -> None:
         super().__init__()
@@ -98,14 +97,14 @@ class VersionPool(Pool):
 
 
 class UniformPool(Pool):
-    """Groups in a uniform random order."""
+    """Order groups uniformly at random."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._seed = seed
 
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
-        # Fisher-Yates, as far as groups are taken.
+        # Fisher-Yates shuffle, only as far as the caller iterates.
         rng, groups = random.Random(f"{self._seed}/{n}"), list(self)
         for i in range(len(groups)):
             j = rng.randrange(i, len(groups))
@@ -114,7 +113,7 @@ class UniformPool(Pool):
 
 
 class PriorityPool(Pool):
-    """Groups in proportion to max(priority, 0) ** exponent, without replacement (arXiv 1511.05952, section 3.3)."""
+    """Sample groups in proportion to max(priority, 0) ** exponent, without replacement (arXiv 1511.05952, 3.3)."""
 
     def __init__(self, seed: int, field: str, exponent: float) -> None:
         super().__init__()
@@ -136,19 +135,19 @@ class PriorityPool(Pool):
             weight = priority**self._exponent if priority > 0 else 0.0
         except OverflowError:
             weight = 1e300
-        return min(max(weight, LEAST_WEIGHT), 1e300)
+        return min(max(weight, MIN_WEIGHT), 1e300)
 
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
-        # Each is the earliest of exponential times, with its weight as rate, with its share of the weights left.
+        # Sorting exponential times with the weights as rates samples without replacement in proportion to the weights.
         weights, groups = np.fromiter(self._weights.values(), np.float64), list(self)
         times = np.random.default_rng((self._seed, n)).exponential(size=len(groups)) / weights
         return (groups[place] for place in np.argsort(times, kind="stable").tolist())
 
 
 class DifficultyPool(Pool):
-    """Groups whose answers are about half right first: a policy learns most from them, and nothing from groups where
-    all answers are right, or none is. Before these come the groups that the next version could not train any more, the
-    oldest first, so that no group waits until it is stale."""
+    """Order groups by how close their share of correct answers is to one half, from which a policy learns most.
+
+    Groups that would be stale for the next version come before them, oldest first."""
 
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
         for group in self.by_version():
@@ -159,12 +158,12 @@ class DifficultyPool(Pool):
 
 
 def _distance(group: Group) -> int:
-    """Return how far the share of right answers is from one half, from 0 to ``FARTHEST``."""
-    return round(FARTHEST * abs(2 * group.right - 1))
+    """Return the distance of the share of correct answers from one half, from 0 to ``MAX_DISTANCE``."""
+    return round(MAX_DISTANCE * abs(2 * group.right - 1))
 
 
 class CohortPool(Pool):
-    """Unused groups by their place in the order of admission; a batch is the next places, complete."""
+    """Index unused groups by their place in the order of admission; a batch consists of the next places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,12 +184,12 @@ class CohortPool(Pool):
         return [group for group in found if group is not None]
 
     def next_place(self, first: int) -> int | None:
-        """Return the first place from ``first`` on that is taken, or None. Scans every group."""
+        """Return the smallest occupied place >= ``first``, or None. Scans every group."""
         return min((seq for seq in self._by_seq if seq >= first), default=None)
 
 
 def make_pool(sampler: Sampler, *, seed: int = 0, priority: str = "reward", exponent: float = 1.0) -> Pool:
-    """Make the pool of a subscription with this sampler."""
+    """Make the pool for a sampler."""
     match sampler:
         case Sampler.COHORT:
             return CohortPool()

@@ -1,14 +1,14 @@
-"""The leader's memory: a cache of keys, discarded and reloaded at every acquisition of leadership.
+"""Cache the run's records for the leader; discarded and reloaded at every acquisition of the leadership.
 
-Redis is authoritative. Events of the ``samples`` stream only say what to read.
+Redis is authoritative. Events of the ``samples`` stream only tell which keys to read.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.buffer.filters import Filters, Judge
-from penstock.buffer.group import Group, Spent, priorities, read_group
+from penstock.buffer.filters import Filters, GroupFilter
+from penstock.buffer.group import Group, UsedUpGroups, priorities, read_group
 from penstock.buffer.payload_servers import PayloadServers, keys_of
 from penstock.buffer.subscription import Subscription
 from penstock.config.data import RIGHT_FROM
@@ -31,13 +31,13 @@ from penstock.system.garbage_collection import collecting_later
 
 log = logging.getLogger(__name__)
 
-#: Most samples whose records are cached, at about 1.5 kB each: with a bound on staleness a group is usually trained and
-#: swept while it is cached; others are read again.
+#: Most samples whose records are cached, at about 1.5 kB each. With a bound on staleness most groups are trained and
+#: swept while cached; others are read again.
 KEPT_SAMPLES = 8192
 
 
 class Records:
-    """Records by job. A ready group's records never change, so the cache is valid as long as the group exists."""
+    """Cache sample records by job. A ready group's records never change, so they are valid as long as it exists."""
 
     def __init__(self, client: Client, keys: Keys, kept_samples: int = KEPT_SAMPLES) -> None:
         self._client = client
@@ -69,26 +69,26 @@ class Records:
 
 
 def _readable(job: str, meta: bytes | None) -> list[SampleMeta]:
-    """Parse records; [] for an invalid group: nothing of it was made permanent, so its payloads expire."""
+    """Parse records; [] for an invalid group, whose payloads were not made permanent and expire."""
     try:
         return list(iter_metas(meta or b"", f"metadata of group {job}"))
     except ProtocolError:
         return []
 
 
-#: Reasons of disposal that depend on age, and so affect long answers before short ones (T4).
+#: Disposals that depend on age, which affect long answers more than short ones (T4).
 AGED = frozenset({Disposal.STALE, Disposal.REWOUND, Disposal.RETENTION})
 #: Groups read per round trip.
 CHUNK = 256
 
 
 class State:
-    """Groups that are ready, subscriptions, and clocks, as last read.
+    """Hold ready groups, subscriptions and clocks as last read.
 
     Args:
         alive: called between chunks of a long read; keeps the leadership, raises LeadershipLost.
         filters: filters that subscriptions may name; None: the built-in ones.
-        right_from: dataset with a curriculum -> the reward from which on an answer is right.
+        right_from: dataset with a curriculum -> smallest reward of a correct answer.
     """
 
     def __init__(
@@ -108,33 +108,33 @@ class State:
         self._alive = alive
         self._filters = filters or Filters()
         self._right_from = right_from or {}
-        self._judge = Judge(client, keys, lead, self._filters)
+        self._group_filter = GroupFilter(client, keys, lead, self._filters)
         self.groups: dict[str, Group] = {}
-        #: Groups with invalid records: job -> the group. Subscriptions dispose of them.
+        #: Job -> group with invalid records, which subscriptions dispose of.
         self.unreadable: dict[str, Group] = {}
-        #: Groups that are held back because one of their payload servers does not answer.
+        #: Job -> group that cannot be cut because one of its payload servers does not answer.
         self.away: dict[str, Group] = {}
-        #: State of the servers when groups were last held back for them.
-        self._standing = servers.standing
+        #: State of the servers at the last check of the groups.
+        self._last_lost_and_away = servers.lost_and_away
         self.subs: dict[str, Subscription] = {}
         self.revision = 0
         self.clock: dict[str, int] = {}
-        self.spent = Spent()
-        #: Numbers of the metadata that samplers use.
+        self.used_up = UsedUpGroups()
+        #: Numeric metadata fields that samplers use.
         self._fields: frozenset[str] = frozenset()
         self.records = Records(client, keys)
-        #: Model -> version -> batches trained before it.
+        #: Model -> version -> number of batches trained before it.
         self._steps: dict[str, dict[int, int]] = {}
-        #: Place in the order of completion up to which every group was read.
+        #: Place in the order of completion up to which all groups were read.
         self._seen = 0
 
     def load(self) -> None:
-        """Read everything again. Blocks for the ready groups (about 0.1 ms each)."""
+        """Read all records. Blocks for about 0.1 ms per ready group."""
         self.refresh()
         self.catch_up()
 
     def catch_up(self) -> int:
-        """Ingest what completed since the last call, event or not; return the number. Blocks for a round trip."""
+        """Ingest groups that completed since the last call; return their number. Blocks for a round trip."""
         ready = self._client.zrangebyscore(self._keys.ready, f"({self._seen}", "+inf", withscores=True)
         if not ready:
             return 0
@@ -143,7 +143,7 @@ class State:
         return taken
 
     def refresh(self) -> None:
-        """Read clocks and subscriptions again; a changed definition fills a new pool. Raises ProtocolError."""
+        """Read clocks and subscriptions; fill a new pool if a definition changed. Raises ProtocolError."""
         clock = {name_shown(field): value for field, value in self._client.hgetall(self._keys.clock).items()}
         self.clock = {name: count_of(value, f"Field {name} of the clock") for name, value in clock.items()}
         raw = self._client.hgetall(self._keys.subs)
@@ -157,7 +157,7 @@ class State:
             sub.definition.priority for sub in self.subs.values() if sub.definition.sampler is Sampler.PRIORITIZED
         )
         if not fields <= self._fields or any(sub.definition.share for sub in gone):
-            # A new number to sort by, or groups that a member of a pool gave back.
+            # A sampler uses a new field, or a member of a pool returned its groups.
             self._fields |= fields
             self.reload()
         elif gone:
@@ -165,7 +165,7 @@ class State:
                 self._place(group)
 
     def reload(self) -> None:
-        """Discard every group and read them again. Blocks as ``load``."""
+        """Discard all groups and read them again. Blocks like ``load``."""
         self.forget(list(self.groups))
         self._seen = 0
         self.catch_up()
@@ -188,7 +188,7 @@ class State:
         return gates({name: sub.holder for name, sub in self.subs.items()})
 
     def batches_behind(self, model: str, version: int) -> int | None:
-        """Return the batches that ``version`` had been trained on; None if unknown. May block."""
+        """Return the number of batches that were trained before ``version``; None if unknown. May block."""
         known = self._steps.setdefault(model, {})
         if version not in known:
             raw = self._client.hgetall(self._keys.steps(model))
@@ -201,40 +201,40 @@ class State:
         try:
             definition, position = Definition.read(raw, name), Position.read(raw, name)
         except ProtocolError as exc:
-            self._set_aside(name, str(exc))
+            self._mark_unreadable(name, str(exc))
             return
-        if known is not None and not known.unreadable and known.keeps_its_pool(definition):
+        if known is not None and not known.unreadable and known.has_same_pool(definition):
             known.definition, known.position = definition, position
             return
         self.subs[name] = Subscription(name, definition, position)
         self.subs[name].unfilterable = self._filters.unknown(definition.filters)
-        self._judge_again(self.subs[name])
-        self.spent.clear()
+        self._filter_again(self.subs[name])
+        self.used_up.clear()
         for group in self.groups.values():
             self._place(group)
 
-    def _set_aside(self, name: str, why: str) -> None:
-        """Stop cutting for an unreadable subscription, and keep all groups that it may need."""
+    def _mark_unreadable(self, name: str, why: str) -> None:
+        """Stop cutting for a subscription with an invalid record, and keep all groups that it may need."""
         if name in self.subs and self.subs[name].unreadable:
             return
         log.error("%s", why)
         self.subs[name] = Subscription(name, Definition(), Position())
         self.subs[name].unreadable = why
-        self.spent.clear()
+        self.used_up.clear()
 
-    def _judge_again(self, sub: Subscription) -> None:
+    def _filter_again(self, sub: Subscription) -> None:
         """Run the filters of a new or changed definition on all groups."""
-        there = (group for group in self.groups.values() if group.job not in self.unreadable)
-        waiting = list(there) if sub.definition.filters else []
+        readable = (group for group in self.groups.values() if group.job not in self.unreadable)
+        waiting = list(readable) if sub.definition.filters else []
         for start in range(0, len(waiting), CHUNK):
             self._alive()
             chunk = waiting[start : start + CHUNK]
             jobs = [group.job for group in chunk]
             records = dict(zip(jobs, self.records.read(jobs), strict=True))
-            self._judge.judge(sub, chunk, records)
+            self._group_filter.apply(sub, chunk, records)
 
     def ingest(self, jobs: Iterable[str]) -> int:
-        """Ingest completed groups: their payloads become permanent, and subscriptions may use them.
+        """Ingest completed groups: make their payloads permanent and add them to the pools.
 
         Returns the number of ingested groups. Raises LeadershipLost. Known groups are skipped.
         """
@@ -264,10 +264,10 @@ class State:
             try:
                 group = read_group(job, raw, int(place))
             except ProtocolError as exc:
-                log.error("skipping a group, which will not be trained: %s", exc)
+                log.error("skipped a group that will not be trained: %s", exc)
                 continue
             try:
-                places = self._take_records(group, meta)
+                places = self._sum_up_records(group, meta)
             except (ProtocolError, TypeError, ValueError) as exc:
                 log.error("group %s is unreadable and will not be trained: %s", job, exc)
                 self.unreadable[job] = self.groups[job] = read_group(job, raw, int(place))
@@ -279,14 +279,14 @@ class State:
             groups.append(group)
         self._keep(groups, payloads, owners)
         for sub in self.subs.values():
-            self._judge.judge(sub, groups, records)
+            self._group_filter.apply(sub, groups, records)
         for group in groups:
             self.groups[group.job] = group
             self._place(group)
         return len(groups)
 
-    def _take_records(self, group: Group, meta: bytes | None) -> list[tuple[tuple[str, str], int]]:
-        """Summarize a group's records; return the (server, key) of all its payloads, each with its k.
+    def _sum_up_records(self, group: Group, meta: bytes | None) -> list[tuple[tuple[str, str], int]]:
+        """Sum up a group's records; return ((server, key), k) of all its payloads.
 
         Raises ProtocolError, TypeError or ValueError if they are invalid.
         """
@@ -299,12 +299,12 @@ class State:
             group.priority = priorities(records, self._fields)
         return places
 
-    def look_at_servers(self) -> None:
-        """Hold groups back whose payload server does not answer, and retry those of one that does again. Blocks."""
-        self._servers.look()
-        if self._servers.standing == self._standing:
+    def check_servers(self) -> None:
+        """Remove groups from the pools while a payload server of theirs does not answer. Blocks."""
+        self._servers.check()
+        if self._servers.lost_and_away == self._last_lost_and_away:
             return
-        self._standing = self._servers.standing
+        self._last_lost_and_away = self._servers.lost_and_away
         changed = []
         for group in self.groups.values():
             away = frozenset(filter(self._servers.is_away, group.servers))
@@ -313,13 +313,13 @@ class State:
             elif away - group.away:
                 group.away |= away
                 self.away[group.job] = group
-                self._place_anew(group)
+                self._replace(group)
         for start in range(0, len(changed), CHUNK):
             self._alive()
-            self._ask_again(changed[start : start + CHUNK])
+            self._retry_persist(changed[start : start + CHUNK])
 
-    def _ask_again(self, groups: list[Group]) -> None:
-        """Keep the payloads of groups whose servers answer again, or are lost; they may be used then."""
+    def _retry_persist(self, groups: list[Group]) -> None:
+        """Make groups' payloads permanent and add the groups to the pools after their servers' state changed."""
         payloads: list[tuple[str, str]] = []
         owners: list[tuple[Group, int]] = []
         for group, records in zip(groups, self.records.read([group.job for group in groups]), strict=True):
@@ -331,9 +331,9 @@ class State:
                 owners += [(group, record.k)] * len(places)
         self._keep(groups, payloads, owners)
         for group in groups:
-            self._place_anew(group)
+            self._replace(group)
 
-    def _place_anew(self, group: Group) -> None:
+    def _replace(self, group: Group) -> None:
         for sub in self.subs.values():
             sub.pool.discard(group)
         self._place(group)
@@ -347,7 +347,7 @@ class State:
         for (group, k), kept in zip(owners, answers, strict=True):
             if kept is False and k not in group.lost:
                 group.lost = group.lost | {k}
-                log.warning("the payload of sample %s/%d is gone; it will be trained with mask 0", group.job, k)
+                log.warning("the payload of sample %s/%d is lost; the sample will be trained with mask 0", group.job, k)
         groups = [group for group in groups if not group.away]
         if not groups:
             return
@@ -356,25 +356,25 @@ class State:
         run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups], lost, shares))
 
     def _place(self, group: Group) -> None:
-        """Add a group to the pools of subscriptions that need it; to ``spent`` if none does."""
+        """Add a group to the pools of subscriptions that need it, or to ``used_up`` if none does."""
         readers = [sub for sub in self.subs.values() if sub.covers(group)]
         for sub in readers:
             sub.place(group)
         if readers and all(sub.is_final(group) for sub in readers):
-            self.spent.add(group)
+            self.used_up.add(group)
         else:
-            self.spent.discard(group)
+            self.used_up.discard(group)
 
     def use(self, sub: Subscription, groups: Iterable[Group], n: int) -> None:
         """Record that these groups are in batch ``n``."""
         for group in groups:
             group.uses[sub.account] = group.uses.get(sub.account, 0) + 1
             group.batches[sub.name] = n
-            sub.pool.discard(group)  # a further use comes after the other groups
+            sub.pool.discard(group)  # a group that is used again goes to the end of the pool
             self._place(group)
 
     def timed_out(self, sub: Subscription) -> int:
-        """Count the dropped timed-out groups of its lanes since the run began. Blocks for a round trip."""
+        """Return how many groups of its lanes were dropped by time-outs in this run. Blocks for a round trip."""
         names = [f"timed_out:{lane}" for lane in sub.definition.lanes]
         values = self._client.hmget(self._keys.counters, names)
         return sum(count_of(value, f"The counter {name}") for name, value in zip(names, values, strict=True))
@@ -396,24 +396,24 @@ class State:
             self._place(group)
 
     def keep_rejects(self, sub: Subscription, groups: Iterable[Group]) -> None:
-        """Move these held rejects to the pool. Others stay."""
+        """Move these held rejects to the pool; keep holding the others."""
         for group in groups:
             del sub.held[group.job]
             self._place(group)
 
     def drop_rejects(self, sub: Subscription) -> None:
         """Drop the held rejects. Raises LeadershipLost."""
-        told, sub.held = list(sub.held.values()), {}
-        self._judge.tell(sub, told, self.groups)
-        for one in told:
+        rejects, sub.held = list(sub.held.values()), {}
+        self._group_filter.record(sub, rejects, self.groups)
+        for one in rejects:
             self._place(self.groups[one.job])
 
-    def settle(self) -> int:
-        """Dispose of groups that are not for a subscription, or too many for it; return the number. LeadershipLost."""
+    def dispose_unneeded(self) -> int:
+        """Dispose of groups that a subscription refuses, cannot read or has no room for; return their number."""
         settled = 0
         for sub in self.subs.values():
             if sub.unreadable:
-                continue  # its needs are not known, and a disposal would be repeated at each call
+                continue  # its needs are unknown, and each call would repeat the disposal
             for reason in (Disposal.BEFORE, Disposal.QUOTA):
                 refused = [group for group, why in list(sub.refused.values()) if why == reason]
                 self._dispose_all(sub, reason, refused)
@@ -438,6 +438,6 @@ class State:
             self.away.pop(job, None)
             group = self.groups.pop(job, None)
             if group is not None:
-                self.spent.discard(group)
+                self.used_up.discard(group)
                 for sub in self.subs.values():
                     sub.forget(group)

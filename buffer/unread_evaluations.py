@@ -1,6 +1,6 @@
 """Release evaluations that no consumer reads: write their results, then retire their groups.
 
-The trainer's client reads evaluations by a subscription of lane ``eval``. Nothing else retires them.
+A trainer that subscribes to lane ``eval`` reads and retires evaluations; without one only this module retires them.
 """
 
 import logging
@@ -33,11 +33,11 @@ CHUNK = 512
 
 
 class UnreadEvaluations:
-    """Writes an evaluation that is complete for ``ttl_s`` to ``eval.jsonl``, and retires its groups.
+    """Write an evaluation that was complete for ``ttl_s`` to ``eval.jsonl``, and retire its groups.
 
     Args:
         run_dir: the run's folder.
-        ttl_s: ``buffer.eval_ttl_s``, counted from when this leader saw the last group of the evaluation.
+        ttl_s: ``buffer.eval_ttl_s``, counted from when this leader read the evaluation's last group.
         waiting: reports evaluations that wait for a consumer.
         alive: called between chunks; keeps the leadership, raises LeadershipLost.
     """
@@ -60,11 +60,11 @@ class UnreadEvaluations:
         self._ttl_s = ttl_s
         self._waiting = waiting
         self._alive = alive
-        #: (version, dataset) of the rows in the file; None before it was read.
+        #: (version, dataset) of each row in the file; None before the file is read.
         self._written: set[tuple[int, str]] | None = None
 
     def tend(self) -> int:
-        """Release what waited too long; the number of groups retired. Blocks for a round trip each."""
+        """Release evaluations that waited too long; return the number of retired groups. Blocks for round trips."""
         unread = self._unread()
         if not unread:
             self._waiting.end()
@@ -80,12 +80,12 @@ class UnreadEvaluations:
         return retired
 
     def _unfinished(self) -> set[int]:
-        """Return the versions with prompts that are still to be answered. Blocks for a round trip."""
+        """Return the versions that have unfinished evaluation jobs. Blocks for a round trip."""
         jobs = self._client.zrange(self._keys.unfinished(Lane.EVAL), 0, -1)
         return {int(version) for job in jobs if (version := job.decode().rsplit("/", 2)[-2]).isdecimal()}
 
     def _unread(self) -> Mapping[int, list[Group]]:
-        """Return the ready groups of lane eval by version; none if a subscription reads that lane."""
+        """Return the ready groups of lane eval by version; {} if a subscription reads that lane."""
         if any(Lane.EVAL in sub.definition.lanes for sub in self._state.subs.values()):
             return {}
         found: dict[int, list[Group]] = {}
@@ -109,13 +109,13 @@ class UnreadEvaluations:
             retired += outcome == "retired"
         if retired:
             log.warning(
-                "evaluation of version %d: no consumer read it in %g s; %d groups are released, the result is in %s",
+                "evaluation of version %d was not read within %g s: retired %d groups, wrote the result to %s",
                 version, self._ttl_s, retired, self._path,
             )  # fmt: skip
         return retired
 
     def _write(self, version: int, groups: Sequence[Group]) -> None:
-        """Append a row for each dataset that has none: a dataset's row is written once, before its first group goes."""
+        """Append a row for each dataset without one, once, before the dataset's first group is retired."""
         if self._written is None:
             self._written = {(row["version"], row["dataset"]) for row in read_rows(self._path)}
         by_dataset = attrgetter("dataset")
@@ -127,15 +127,17 @@ class UnreadEvaluations:
         self._written |= {(row["version"], row["dataset"]) for row in rows}
 
     def _rows(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
-        asked = count_of(self._client.hget(self._keys.source, "eval_jobs"), "The number of prompts of an evaluation")
+        num_prompts = count_of(
+            self._client.hget(self._keys.source, "eval_jobs"), "The number of prompts of an evaluation"
+        )
         # No token is stale in an evaluation.
         ages = Ages(Lineage(), 0, counts=False, floor=-1)
         samples: list[Row] = []
-        said: dict[tuple[str, int], Mapping[str, Any]] = {}
+        reward_infos: dict[tuple[str, int], Mapping[str, Any]] = {}
         for start in range(0, len(groups), CHUNK):
             self._alive()
             chunk = groups[start : start + CHUNK]
             for group, records in zip(chunk, self._state.records.read([one.job for one in chunk]), strict=True):
                 samples += [row for record in records for row in rows_of(group, record, ages)]
-                said |= {(group.job, record.k): record.reward_info for record in records}
-        return list(summarize(samples, asked, said))
+                reward_infos |= {(group.job, record.k): record.reward_info for record in records}
+        return list(summarize(samples, num_prompts, reward_infos))

@@ -1,4 +1,4 @@
-"""Data sources, chat templates, the gate, admission."""
+"""Producer process: reads datasets and admits jobs."""
 
 if __name__ != "penstock.producer":
     raise ImportError("Import penstock.producer: the package producer is part of penstock.")

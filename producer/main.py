@@ -1,17 +1,17 @@
-"""The producer: prompts become jobs, as many as the gate admits.
+"""Run the producer process: make jobs from prompts, and admit as many as the gate allows.
 
 | waits for | unblocked by |
 |---|---|
 | the first publication | a trainer that publishes |
 | a driving subscription | a trainer that joins |
 | the gate (T3) | publish, dispose, bury: the list `gate` |
-| a valid subscription, position or version | a person who corrects it, or drops the subscription |
-| room in Redis | sweep, or more memory |
-| more data (``data.epochs`` are over) | a start with more of them; evaluations continue |
-| user code that fails too many jobs | a person who fixes it, and a start of the producer |
+| a valid subscription, position or version | an operator who corrects it, or deletes the subscription |
+| free memory in Redis | sweep, or more memory |
+| more data (``data.epochs`` are over) | a restart with more epochs; evaluations continue |
+| working user code (too many jobs failed) | a fix, and a restart of the producer |
 
-The position of the source and the queue change in one verb, so a producer that is killed or duplicated neither skips
-a prompt nor admits it twice. Evaluation jobs have no gate (offers.py).
+One Lua function changes the position and the queue, so that a killed or duplicated producer neither skips a prompt nor
+admits it twice. Evaluation jobs have no gate (offers.py).
 """
 
 import hashlib
@@ -74,7 +74,7 @@ SERIES = (ADMITTED, POSITION, EPOCH, CLOSED, WAITED)
 
 @dataclass(slots=True)
 class Tally(Collector):
-    """Running sums of one producer, written by its loop and read by scrapes."""
+    """Running totals of one producer, written by its loop and read by scrapes."""
 
     epoch_prompts: int = 0
     position: int = 0
@@ -90,8 +90,8 @@ class Tally(Collector):
         yield WAITED.of(self.waited_s)
 
 
-#: Keys of a dataset that affect its prompts, or their positions, besides those that every dataset has.
-_SHAPING = (
+#: Optional keys of a dataset that affect its prompts or their positions.
+_PROMPT_KEYS = (
     "chat_template_kwargs",
     "image_key",
     "source_args",
@@ -106,11 +106,11 @@ _SHAPING = (
 def fingerprint(source: Mixture, held_out: Sequence[Dataset] = ()) -> str:
     """Compute a fingerprint that changes whenever a position would refer to another job, in training or evaluation.
 
-    It covers the bytes of the sources, and the keys that affect prompts; no prompt is rendered.
+    It covers the digests of the sources and the keys that affect prompts; no prompt is rendered.
     """
     trained = [[*_of(dataset), source.shuffles(dataset)] for dataset in source.datasets]
     shape = [source.seed, trained, [_of(dataset) for dataset in held_out]]
-    # YAML has dates, JSON does not.
+    # default=str: YAML values may be dates, which JSON cannot represent.
     text = json.dumps(shape, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -119,7 +119,7 @@ def _of(dataset: Dataset) -> list[Any]:
     config = dataset.config
     keys = [config.name, config.input_key, config.answer_key, config.apply_chat_template]
     template = dataset.template.digest if dataset.template is not None and config.apply_chat_template else None
-    shaping = [getattr(config, key) for key in _SHAPING]
+    shaping = [getattr(config, key) for key in _PROMPT_KEYS]
     return [*keys, template, dataset.first, dataset.last, dataset.rows.digest(), shaping]
 
 
@@ -132,7 +132,9 @@ class Producer:
 
     def __init__(self, config: Config) -> None:
         if config.redis.url is None:
-            raise ConfigError("The producer needs redis.url: the address of the run's Redis.")
+            raise ConfigError(
+                "redis.url is not set, and the producer needs it: set it to the address of the run's Redis."
+            )
         self._config = config
         self._keys = Keys(config.run)
         template = chat_template(config)
@@ -152,11 +154,11 @@ class Producer:
         self.metrics = serve(config, "producer", "", self._tally)
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "producer", metrics=url)
-        #: [datasets] lines of each as reported to Redis; None: a stream whose end is not known yet.
-        self._told_lines: list[int | None] = []
+        #: [datasets]: number of lines reported to Redis; None for a stream whose end is not known yet.
+        self._reported_lines: list[int | None] = []
         self._version_field = scripts.version_field(config.model.name)
-        self._begun = False
-        #: Whether the gate was closed at the last attempt.
+        self._is_begun = False
+        #: Whether the gate was closed at the last admission.
         self._is_closed = False
 
     def stop(self) -> None:
@@ -164,7 +166,7 @@ class Producer:
         self._stop.set()
 
     def run(self) -> None:
-        """Admit until ``stop``. Blocks."""
+        """Admit jobs until ``stop``. Blocks."""
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
             self._check_source()
@@ -180,7 +182,7 @@ class Producer:
         except QueueUnavailable as exc:
             if not self._stop.is_set():
                 raise
-            log.warning("stopped while Redis did not answer: %s", exc)
+            log.warning("stopped while Redis was unreachable: %s", exc)
         self._control.close()
         self._gate.close()
         if self.metrics is not None:
@@ -196,18 +198,18 @@ class Producer:
         """Admit one chunk; return the cause of a wait, or None."""
         try:
             self._begin()
-            return self._admit_what_is_due()
+            return self._admit_due_jobs()
         except ProtocolError as exc:
             return RecordUnreadable(str(exc))
 
     def _begin(self) -> None:
-        """Record once where the data ends, and clear the failures of user code, which may have been fixed."""
-        if not self._begun:
+        """Record the end of the data and clear the failures of user code, which may have been fixed; only once."""
+        if not self._is_begun:
             self._set_end()
             self._control.do(lambda client: user_failures.forget(client, self._keys))
-            self._begun = True
+            self._is_begun = True
 
-    def _admit_what_is_due(self) -> Cause | None:
+    def _admit_due_jobs(self) -> Cause | None:
         version = self._count(self._keys.clock, self._version_field, "The newest version")
         if not version:
             return NoPublication(self._config.model.name)
@@ -215,8 +217,8 @@ class Producer:
             return RedisEvicts(policy)
         if self._is_full():
             return RedisFull()
-        if burned := self._control.do(lambda client: user_failures.too_many(client, self._keys, self._config.reward)):
-            return burned
+        if failing := self._control.do(lambda client: user_failures.too_many(client, self._keys, self._config.reward)):
+            return failing
         try:
             self._evaluations.admit(version)
             return self._admit_train()
@@ -225,7 +227,7 @@ class Producer:
 
     @property
     def _end(self) -> int | None:
-        """Position after the last prompt; None: there is none, or the end of a stream is not known yet."""
+        """Return the position after the last prompt; None if epochs are unlimited or the end is not known yet."""
         epochs, num_lines = self._config.data.epochs, self.source.num_lines
         return None if epochs is None or num_lines is None else epochs * num_lines
 
@@ -233,27 +235,27 @@ class Producer:
         gate = self._control.do(lambda client: read_gates(client, self._keys))
         if not gate[1]:
             return NoDrivingTrainer()
-        position, end = self._where()
+        position, end = self._position_and_end()
         self._tally.position = position
         if end is None and self._end is not None:
-            self._set_end()  # a start of the run withdrew it
+            self._set_end()  # a start of the run cleared it
             return self._admit_train()
         if end is not None and position >= end:
             return DataExhausted(position)
-        # Behind a closed gate one job is enough to detect that it opened, which may be long after.
+        # While the gate is closed one job is enough to detect that it has opened.
         jobs = chunk(map(self._offers.at, count(position)), 1 if self._is_closed else CHUNK)
-        if self._told_lines != [one.num_lines for one in self.source.datasets]:
-            # A stream has ended: report it before anything after the end of the data is admitted.
-            self._tell_lines(fingerprint(self.source, self._evals))
+        if self._reported_lines != [one.num_lines for one in self.source.datasets]:
+            # A stream has ended: report that before admitting jobs after the end of the data.
+            self._report_lines(fingerprint(self.source, self._evals))
             self._set_end()
         answer = self._admit(jobs, lane=Lane.TRAIN, source="train", position=position, gate=gate)
-        self._offers.took(jobs[: answer.admitted])
+        self._offers.record_skips(jobs[: answer.admitted])
         self._is_closed = answer.outcome == "closed"
         if self._is_closed:
-            return self._why_closed(answer.sub, gate[1])
+            return self._closed_cause(answer.sub, gate[1])
         return DataExhausted(position) if answer.outcome == "ended" else None
 
-    def _why_closed(self, sub: str, gates: Sequence[Sequence[str]]) -> Cause:
+    def _closed_cause(self, sub: str, gates: Sequence[Sequence[str]]) -> Cause:
         gate = [names for names in gates if names[0] == sub]
         try:
             room = self._control.do(partial(read_rooms, keys=self._keys, gates=gate))[sub]
@@ -285,7 +287,7 @@ class Producer:
                 model=self._config.model.name,
                 gate=gate,
                 cohorts=lane == Lane.EVAL or in_order,
-                skips=[self._offers.skip(job) for job in jobs] if lane == Lane.TRAIN else (),
+                skips=[self._offers.skip_rule(job) for job in jobs] if lane == Lane.TRAIN else (),
             )
         )
         offered = enumerate(jobs[: answer.admitted])
@@ -295,57 +297,60 @@ class Producer:
     def _position(self, source: str) -> int:
         return self._count(self._keys.source, source, f"The position in {source}")
 
-    def _where(self) -> tuple[int, int | None]:
-        """Return (position of the train prompts, their end; None: no end)."""
+    def _position_and_end(self) -> tuple[int, int | None]:
+        """Return (position, end) of the train prompts; the end is None if there is none."""
         position, end = self._control.do(partial(_hmget, key=self._keys.source, fields=("train", "end")))
-        where = count_of(position, "The position in train")
-        return where, None if end is None else count_of(end, "The end of the prompts")
+        return count_of(position, "The position in train"), None if end is None else count_of(
+            end, "The end of the prompts"
+        )
 
     def _count(self, key: str, field: str, what: str) -> int:
         return count_of(self._control.do(lambda client: client.hget(key, field)), what)
 
     def _set_end(self) -> None:
-        """Record where the data ends, unless it includes a stream whose end is not known yet.
+        """Record the end of the data, unless it is not known yet because of a stream.
 
         Raises:
-            ConfigError: more was admitted already.
+            ConfigError: prompts after the end were already admitted.
         """
         if self._config.data.epochs is not None and self._end is None:
             return
         position = self._position("train")
         if self._control.call(scripts.span(self._keys, self._end, self._config.data.last_batch)) < 0:
             raise ConfigError(
-                f"data.epochs is {self._config.data.epochs}, but {position} prompts are admitted already, of "
-                f"{len(self.source)} in each pass: set it to {-(-position // len(self.source))} or more."
+                f"data.epochs is {self._config.data.epochs}, but {position} prompts were already admitted, with "
+                f"{len(self.source)} per epoch: set it to {-(-position // len(self.source))} or more."
             )
 
     def _check_source(self) -> None:
-        """Check that the prompts are those in which the position was counted."""
+        """Check that the prompts are those to which the recorded position refers. Raises ConfigError."""
         mine = fingerprint(self.source, self._evals)
-        if self._tell_lines(mine) != mine:
+        if self._report_lines(mine) != mine:
             raise ConfigError(
-                f"Run {self._config.run!r} was started with other prompts (or another seed or order): its position "
-                "would mean other jobs. Bring the files back, or start a run with another name."
+                f"Run {self._config.run!r} was started with other prompts (or another seed or order), to which its "
+                "position refers: restore the files, or start a run with another name."
             )
-        self._hear_of_ends()
+        self._read_stream_end_field()
         lengths = ",".join(f"{d.config.name}:{d.num_lines or 'a stream'}" for d in self.source.datasets)
         log.info("prompts: %s (%s per epoch)", lengths, self.source.num_lines or "unknown number")
-        for name, passed in self._held_out.passed.items():
-            log.warning("%d lines of held-out dataset %s are passed over", passed, name)
+        for name, skipped in self._held_out.skipped.items():
+            log.warning("skipped %d lines of held-out dataset %s", skipped, name)
 
-    def _tell_lines(self, mine: str) -> str:
-        """Report the number of prompts, as far as it is known; return the valid fingerprint."""
-        self._told_lines = [one.num_lines for one in self.source.datasets]
+    def _report_lines(self, mine: str) -> str:
+        """Report the known numbers of prompts to Redis; return the fingerprint that is recorded there."""
+        self._reported_lines = [one.num_lines for one in self.source.datasets]
         self._tally.epoch_prompts = self.source.num_lines or 0
         sizes = {"epoch_lines": self.source.num_lines, "eval_jobs": len(self._held_out.lines)}
-        ends = {_ends(one): one.num_lines for one in self.source.datasets if one.stream is not None}
+        ends = {_end_field(one): one.num_lines for one in self.source.datasets if one.stream is not None}
         known = {name: number for name, number in {**sizes, **ends}.items() if number is not None}
         return self._control.call(scripts.identify(self._keys, mine, known))
 
-    def _hear_of_ends(self) -> None:
-        """Read the ends of streams that a producer of this run has reached."""
+    def _read_stream_end_field(self) -> None:
+        """Read the ends of streams that another producer of this run has reached."""
         for one in self.source.datasets:
-            if one.num_lines is None and (lines := self._count(self._keys.source, _ends(one), "The end of a stream")):
+            if one.num_lines is None and (
+                lines := self._count(self._keys.source, _end_field(one), "The end of a stream")
+            ):
                 one.ends_after(lines)
 
     def _is_full(self) -> bool:
@@ -356,13 +361,13 @@ def _hmget(client: Client, key: str, fields: Sequence[str]) -> list[bytes | None
     return list(client.hmget(key, *fields))
 
 
-def _ends(dataset: Dataset) -> str:
-    """Return the field of the source with the number of lines of a stream."""
+def _end_field(dataset: Dataset) -> str:
+    """Return the hash field that stores a stream's number of lines."""
     return f"lines:{dataset.config.name}"
 
 
 def chat_template(config: Config) -> Template | None:
-    """Return the template and token counter, if a dataset needs one of these. Imports for seconds."""
+    """Return the chat template and token counter if a dataset needs one of them. The import takes seconds."""
     datasets = [*config.data.train, *config.data.eval]
     renders = any(one.apply_chat_template for one in datasets)
     if not renders and not any(one.max_prompt_tokens for one in datasets):

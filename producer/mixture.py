@@ -1,4 +1,4 @@
-"""Several datasets as one endless sequence: an order that is a function of seed and position."""
+"""Mix datasets into one endless sequence whose order is a function of seed and position."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
 from penstock.producer.prompt import Prompt
 
-#: Most lines that are shuffled: 32 GiB of memory.
+#: Most lines that are shuffled; their order takes 32 GiB of memory.
 MAX_SHUFFLED = 2**32
 
-#: [lines of an epoch]
+#: [lines of an epoch]: line numbers in the order of the epoch.
 Order: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]] | range"
 
 
 class Mixture:
-    """position -> (dataset, epoch, prompt).
+    """Map position -> (dataset, epoch, prompt), one dataset after the other or shuffled.
 
-    Epoch e is a permutation by (seed, e) over all lines, at least of the shuffled datasets; so a position alone
-    determines the next prompt, after any crash.
+    If a dataset is shuffled, epoch e is a permutation of all lines by (seed, e). The position alone determines the next
+    prompt, also after a crash.
     """
 
     def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
@@ -34,12 +34,12 @@ class Mixture:
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     def __len__(self) -> int:
-        """Return the lines of one epoch. Raises ConfigError with a stream whose end is not known yet."""
+        """Return the number of lines in an epoch. Raises ConfigError with a stream whose end is not known yet."""
         return sum(map(len, self.datasets))
 
     @property
     def num_lines(self) -> int | None:
-        """Lines of one epoch; None with a stream whose end is not known yet."""
+        """Return the number of lines in an epoch; None with a stream whose end is not known yet."""
         return None if any(one.num_lines is None for one in self.datasets) else len(self)
 
     def shuffles(self, dataset: Dataset) -> bool:
@@ -48,11 +48,11 @@ class Mixture:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """[datasets + 1] lines before each."""
+        """Return [datasets + 1]: the number of lines before each dataset, and of all."""
         return [0, *accumulate(map(len, self.datasets))]
 
     def at(self, position: int) -> tuple[Dataset, int, Prompt]:
-        """Return the dataset, epoch and prompt of a position. Blocks for the disk. Raises errors of the dataset."""
+        """Return the dataset, epoch and prompt of a position. Blocks for the disk. Raises the dataset's errors."""
         dataset, epoch, line = self.place(position)
         return dataset, epoch, dataset[line]
 
@@ -68,11 +68,10 @@ class Mixture:
 
 
 def order_of(num_lines: int, seed: list[int] | None) -> Order:
-    """Return [num_lines] the lines of an epoch in its order: a permutation by ``seed``, with 8 bytes a line, or their
-    own order if it is None.
+    """Return [num_lines]: the line numbers of an epoch, permuted by ``seed`` (8 bytes per line), or ascending if None.
 
     Raises:
-        ConfigError: there are more than ``MAX_SHUFFLED``, or more than fit in memory.
+        ConfigError: there are more lines than ``MAX_SHUFFLED``, or than fit in memory.
     """
     if seed is None:
         return range(num_lines)
@@ -82,17 +81,17 @@ def order_of(num_lines: int, seed: list[int] | None) -> Order:
     except MemoryError:
         pass
     raise ConfigError(
-        f"data.train has {num_lines:,} lines, and the order of a shuffled epoch takes 8 bytes of memory for each: take "
-        "a slice of its datasets, or set their shuffle: false."
+        f"data.train has {num_lines:,} lines, and the order of a shuffled epoch takes 8 bytes of memory per line: "
+        "use a slice of the datasets, or set their shuffle: false."
     )
 
 
 class Weighted(Mixture):
-    """position -> (dataset, epoch of that dataset, prompt).
+    """Map position -> (dataset, epoch of that dataset, prompt) according to the datasets' weights.
 
-    The datasets take turns in a round that repeats: each has as many places as its share, spread evenly, so that in any
-    range of positions no dataset deviates from its share by more than 1 + its share of the number of datasets. The k-th
-    place of a dataset is its prompt k modulo its lines, in its epoch k divided by them.
+    A round of positions repeats; each dataset has as many places in it as its share, evenly spread: in any range of
+    positions a dataset deviates from its share by at most 1 + its share times the number of datasets. The k-th place of
+    a dataset is line k % lines of its epoch k // lines.
     """
 
     def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
@@ -113,7 +112,7 @@ class Weighted(Mixture):
         return self.datasets[d], epoch, self._line(d, epoch, at)
 
     def _line(self, d: int, epoch: int, at: int) -> int:
-        """Return the line at a place of an epoch: among all lines, or for a stream those of its window."""
+        """Return the line at a place of an epoch, shuffled among all lines or, for a stream, in its window."""
         dataset = self.datasets[d]
         if dataset.stream is None:
             return int(self._lines(d, epoch)[at])
@@ -121,29 +120,28 @@ class Weighted(Mixture):
         return begin + int(self._windows(d, epoch, begin, num_lines)[at - begin])
 
     def _lines_of(self, d: int, epoch: int) -> Order:
-        """Return [lines of dataset ``d``] in the order of an epoch."""
+        """Return [lines of dataset ``d``]: line numbers in the order of an epoch."""
         dataset = self.datasets[d]
         return order_of(len(dataset), [self.seed, d, epoch] if self.shuffles(dataset) else None)
 
     def _window_of(self, d: int, epoch: int, begin: int, num_lines: int) -> Order:
-        """Return [lines of a window] in the order of an epoch."""
+        """Return [lines of a window]: line numbers in the order of an epoch."""
         return order_of(num_lines, [self.seed, d, epoch, begin] if self.shuffles(self.datasets[d]) else None)
 
 
 def mixture_of(datasets: Sequence[Dataset], seed: int) -> Mixture:
-    """Make a mixture by weights if the datasets have them, else one after the other; a single stream is weighted."""
+    """Make a weighted mixture if a dataset has a weight or is a stream, else an unweighted one."""
     weighted = any(one.config.weight is not None or one.stream is not None for one in datasets)
     return Weighted(datasets, seed) if weighted else Mixture(datasets, seed)
 
 
 def _round_of(shares: Sequence[int]) -> tuple[Any, Any]:
-    """Return, for [places of a round], the dataset of each, and its number among the dataset's places in the round.
+    """Return two arrays [places of a round]: the dataset at each place, and the place's rank within that dataset.
 
-    A dataset's i-th of s places is due at (i + 1/2) / s of the round; all are sorted by that, and ties by the order of
-    the datasets.
+    Place i of a dataset's s places is due at (i + 1/2) / s of the round; ties keep the order of the datasets.
     """
     datasets = np.repeat(np.arange(len(shares)), shares)
     ranks = np.concatenate([np.arange(share) for share in shares])
-    wanted = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
-    order = np.argsort(wanted, kind="stable")
+    due = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
+    order = np.argsort(due, kind="stable")
     return datasets[order], ranks[order]

@@ -1,7 +1,7 @@
-"""The training data by position: at each one a job, or a line that is skipped.
+"""Map each position of the training data to a job or a skipped line.
 
-A skipped line takes its position as a job does, and the position moves past it in the same verb: skipping is a
-function of the files and the configuration, so that restarted or concurrent producers agree.
+The position moves past a skipped line as past a job. Which lines are skipped is a function of the files and the
+configuration, so that restarted or concurrent producers agree.
 """
 
 import hashlib
@@ -28,31 +28,31 @@ from penstock.redis.control import Control
 
 log = logging.getLogger(__name__)
 
-#: Jobs per verb, which bounds its time on the server; and their bytes after which no other is added.
+#: Most jobs per admission, which bounds its time on the server; and the bytes after which no further job is added.
 CHUNK, CHUNK_BYTES = 128, 4 * 1024 * 1024
-#: Skipped lines of a dataset that are logged one by one.
-TOLD = 10
+#: Number of a dataset's skipped lines that are logged individually.
+LOGGED_SKIPS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """A line that is skipped."""
+class SkippedRow:
+    """Row of a dataset that is skipped."""
 
     dataset: str
-    #: Names the line, and the error.
+    #: The line and the error.
     why: str
 
 
-Offer = Job | Passed
+Offer = Job | SkippedRow
 
 
 def record_of(offer: Offer) -> tuple[Job | None, bytes]:
-    """Return an offer as an argument of admit."""
+    """Encode an offer as an argument of the Lua function ``admit``."""
     return (offer, offer.to_bytes()) if isinstance(offer, Job) else (None, offer.dataset.encode())
 
 
 def chunk(offers: Iterable[Offer], most: int = CHUNK) -> list[Offer]:
-    """Take the first ``most`` of ``offers``, or as many as one verb takes, but at least one, and read no other."""
+    """Take at most ``most`` offers and about ``CHUNK_BYTES``, but at least one; consume no more of the iterable."""
     taken: list[Offer] = []
     num_bytes = 0
     for offer in offers:
@@ -65,14 +65,15 @@ def chunk(offers: Iterable[Offer], most: int = CHUNK) -> list[Offer]:
 
 
 class Offers:
-    """The training data of a run by position."""
+    """Make the offers of a run's training data by position."""
 
     def __init__(self, config: Config, source: Mixture, held_out: HeldOut) -> None:
         self._n, self._seed = config.rollout.n, config.seed
         self._curricula = {one.name: one.curriculum for one in config.data.train if one.curriculum is not None}
         self._source, self._held_out = source, held_out
-        self._passed: Counter[str] = Counter()
-        #: Lines skipped since the last job.
+        #: Dataset -> number of skipped lines.
+        self._skipped: Counter[str] = Counter()
+        #: Number of lines skipped since the last job.
         self._in_a_row = 0
 
     def at(self, position: int) -> Offer:
@@ -83,15 +84,15 @@ class Offers:
             try:
                 self._held_out.check(dataset, prompt)
             except BadLine as exc:
-                prompt = dataset.passed(exc)
+                prompt = dataset.skip(exc)
         if isinstance(prompt, str):
-            return Passed(dataset.config.name, prompt)
+            return SkippedRow(dataset.config.name, prompt)
         return dataset.job(prompt, epoch, n=self._n, lane=Lane.TRAIN, sampling={})
 
-    def skip(self, offer: Offer) -> Skip | None:
-        """Return when an offer is skipped, as the verb that would admit it decides; None: never.
+    def skip_rule(self, offer: Offer) -> Skip | None:
+        """Return the rule by which the curriculum skips an offer at admission; None if it is never skipped.
 
-        Prompts that come although they are easy or hard are a function of seed, prompt and epoch.
+        Which easy or hard prompts are offered anyway is a function of seed, prompt and epoch.
         """
         if not isinstance(offer, Job) or (curriculum := self._curricula.get(offer.id.partition("/")[0])) is None:
             return None
@@ -100,34 +101,34 @@ class Offers:
             return None
         return Skip(curriculum.groups, easy=curriculum.skip_above, hard=curriculum.skip_below)
 
-    def took(self, offers: Sequence[Offer]) -> None:
-        """Log and count skipped lines.
+    def record_skips(self, offers: Sequence[Offer]) -> None:
+        """Log and count the skipped lines among admitted offers.
 
         Raises:
-            ConfigError: as many lines in a row as the data has were skipped.
+            ConfigError: a complete epoch was skipped.
         """
         for offer in offers:
             if isinstance(offer, Job):
                 self._in_a_row = 0
                 continue
             self._in_a_row += 1
-            self._tell(offer)
+            self._log_skip(offer)
             if (num_lines := self._source.num_lines) is not None and self._in_a_row >= num_lines:
-                raise ConfigError(f"Not one of {num_lines} lines in a row can be used; the last: {offer.why}")
+                raise ConfigError(f"None of {num_lines} consecutive lines can be used; last error: {offer.why}")
 
-    def _tell(self, passed: Passed) -> None:
-        self._passed[passed.dataset] += 1
-        if (count := self._passed[passed.dataset]) <= TOLD:
-            log.warning("passed over: %s", passed.why)
-        elif count == TOLD + 1:
-            log.warning("more lines of dataset %s are passed over; `penstock status` counts them", passed.dataset)
+    def _log_skip(self, row: SkippedRow) -> None:
+        self._skipped[row.dataset] += 1
+        if (count := self._skipped[row.dataset]) <= LOGGED_SKIPS:
+            log.warning("skipped a row: %s", row.why)
+        elif count == LOGGED_SKIPS + 1:
+            log.warning("skipping more rows of dataset %s; `penstock status` counts them", row.dataset)
 
 
 class Evaluations:
-    """Evaluations of one run. Calls block for Redis.
+    """Admit the evaluations of a run. Calls block for Redis.
 
     Args:
-        admit: admits jobs of a source, ``eval@VERSION``, from a position of it on.
+        admit: admits jobs of a source, ``eval@VERSION``, at a position.
     """
 
     def __init__(
@@ -142,11 +143,11 @@ class Evaluations:
         self._held_out, self._admit_jobs = held_out, admit
 
     def admit(self, version: int) -> None:
-        """Admit the evaluation of this version if it is due: the first, every so many, and the last requested one.
+        """Admit an evaluation if due: of the first version, of every ``data.eval_every``-th, and of the final one.
 
         Raises:
             QueueFull: Redis is full.
-            ProtocolError: a record of evaluations in Redis is invalid.
+            ProtocolError: an evaluation record in Redis is invalid.
         """
         if not self._config.data.eval:
             return
@@ -154,26 +155,26 @@ class Evaluations:
         last = count_of(state.get(b"evaluated"), "The version that was evaluated last")
         begun = count_of(state.get(b"evaluating"), "The version that is being evaluated")
         if begun <= last:
-            wanted = self.to_evaluate(version, last)
-            if wanted is None:
+            due = self.next_version(version, last)
+            if due is None:
                 return
-            begun = self._control.call(scripts.swap(self._keys, "evaluating", begun, wanted))
-        # The one that was begun: here, by a concurrent producer, or by one that was killed in the middle.
+            begun = self._control.call(scripts.swap(self._keys, "evaluating", begun, due))
+        # Begun by this producer, a concurrent one, or one that was killed during the admission.
         self._admit(begun)
         self._control.call(scripts.swap(self._keys, "evaluated", last, begun))
 
-    def to_evaluate(self, version: int, last: int) -> int | None:
-        """Return the version to evaluate next, or None: ``last`` was the one before, ``version`` is the newest."""
+    def next_version(self, version: int, last: int) -> int | None:
+        """Return the version to evaluate next, or None. ``version``: newest one; ``last``: the last evaluated one."""
         final = self._count(self._keys.clock, "final", "The last version to be evaluated")
         if final > last:
             return final
-        if self._config.data.eval_pinned and self._runs():
-            return None  # the versions between are skipped: an engine could be pinned to one of them only
+        if self._config.data.eval_pinned and self._is_running():
+            return None  # an engine can be pinned to one version only, so those published meanwhile are skipped
         every = self._config.data.eval_every
         due = not last or (every and version - last >= every)
         return version if due and version > last else None
 
-    def _runs(self) -> bool:
+    def _is_running(self) -> bool:
         return bool(self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))))
 
     def _admit(self, version: int) -> None:
@@ -181,7 +182,7 @@ class Evaluations:
         while (position := self._count(self._keys.source, source, f"The position in {source}")) < len(lines):
             jobs = chunk(self._job(version, *line) for line in islice(lines, position, None))
             self._admit_jobs(jobs, source, position)
-        log.info("version %d is being evaluated on %d prompts", version, len(lines))
+        log.info("evaluation of version %d admitted: %d prompts", version, len(lines))
 
     def _job(self, version: int, dataset: Dataset, line: int) -> Job:
         sampling = dict(self._config.rollout.eval_sampling)

@@ -1,1 +1,1 @@
-"""Sources of datasets: each is an index whose rows are read when they are taken."""
+"""Data sources, each of which reads rows by number."""

@@ -1,4 +1,4 @@
-"""Rows of an Arrow table, one at a time."""
+"""Read rows of an Arrow table one at a time."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from penstock.text import format_exc
 
 
 class ArrowRows:
-    """Rows of a table that may be a memory-mapped file, with the columns that a dataset names.
+    """Rows of a table, which may be memory-mapped, with the columns that a dataset uses.
 
     Times are truncated to microseconds, the resolution of Python's.
 
@@ -23,7 +23,7 @@ class ArrowRows:
         first: number of the table's first row in the dataset.
 
     Raises:
-        ConfigError: the table has one of these columns twice.
+        ConfigError: the table has two columns of one of these names.
     """
 
     def __init__(self, table: Any, config: DatasetConfig, digest: str, first: int = 0) -> None:
@@ -42,41 +42,41 @@ class ArrowRows:
         return {name: self._value(name, index) for name in self._columns}
 
     def _column(self, table: Any, name: str) -> tuple[Any, Any]:
-        """Return a column, and the type as which its values are read."""
+        """Return a column and the type to which its values are cast, or None."""
         if (times := table.schema.names.count(name)) > 1:
             raise ConfigError(
-                f"{self._where}: it has {times} columns named {name!r}, and which one is meant is not known: leave one."
+                f"{self._where}: it has {times} columns named {name!r}, which is ambiguous: remove all but one."
             )
         column = table.column(name)
-        held = _held_type(column.type)
-        return column, None if held.equals(column.type) else held
+        kind = _python_type(column.type)
+        return column, None if kind.equals(column.type) else kind
 
     def _value(self, name: str, index: int) -> Any:
         import pyarrow
 
-        column, held = self._columns[name]
+        column, kind = self._columns[name]
         try:
             value = column.slice(index, 1)
-            (found,) = (value if held is None else value.cast(held, safe=False)).to_pylist()
-        # Text that is not UTF-8, times out of Python's range, unknown time zones.
+            (found,) = (value if kind is None else value.cast(kind, safe=False)).to_pylist()
+        # Text that is not UTF-8, times outside Python's range, unknown time zones.
         except (ValueError, OverflowError, LookupError, pyarrow.ArrowException) as exc:
             raise BadLine(
-                f"{self._where}, line {self._first + index + 1}: its {name!r} cannot be read ({format_exc(exc)})."
+                f"{self._where}, line {self._first + index + 1}: column {name!r} cannot be read ({format_exc(exc)})."
             ) from exc
         return found
 
 
 def named(config: DatasetConfig) -> Iterable[str]:
-    """Return the columns that are used for a prompt."""
+    """Return the names of the columns that prompts are made from."""
     texts = (config.input_key, config.label_key, config.metadata_key, config.answer_key, config.tools_key)
     keys = (*texts, config.image_key)
     return dict.fromkeys(key for key in keys if key is not None)
 
 
-def check_whole(table: Any) -> None:
-    """Raise ArrowException if an offset of a row is invalid: reading that row would crash the process.
+def validate_offsets(table: Any) -> None:
+    """Raise ArrowException if an offset of a row is invalid; reading such a row would crash the process.
 
-    Memory-mapped files are not validated by pyarrow. Text that is not UTF-8 affects only its own row.
+    pyarrow does not validate memory-mapped files. Text that is not UTF-8 is accepted, since it affects only its row.
     """
     import pyarrow
 
@@ -105,11 +105,11 @@ def _as_bytes(kind: Any) -> Any:
     return kind
 
 
-def _held_field(field: Any) -> Any:
-    return field.with_type(_held_type(field.type))
+def _python_field(field: Any) -> Any:
+    return field.with_type(_python_type(field.type))
 
 
-def _held_type(kind: Any) -> Any:
+def _python_type(kind: Any) -> Any:
     """Return ``kind`` with microseconds instead of nanoseconds.
 
     pyarrow converts nanoseconds differently if pandas is installed: to its own types, or with an error.
@@ -122,8 +122,8 @@ def _held_type(kind: Any) -> Any:
     if types.is_duration(kind) and kind.unit == "ns":
         return pa.duration("us")
     if types.is_struct(kind):
-        return pa.struct([_held_field(field) for field in kind])
-    return pa.list_(_held_field(kind.value_field)) if types.is_list(kind) else kind
+        return pa.struct([_python_field(field) for field in kind])
+    return pa.list_(_python_field(kind.value_field)) if types.is_list(kind) else kind
 
 
 #: Rows per batch of the Arrow file.
@@ -133,30 +133,30 @@ _BATCH = 16384
 def open_parquet(path: Path, config: DatasetConfig) -> ArrowRows:
     """Open a parquet file through an unnamed Arrow file. Blocks for one pass over it.
 
-    Parquet's row groups are too large to unpack for one row. The Arrow file is mapped into memory, so that unread parts
-    use none.
+    Row groups of parquet are too large to decode for one row. The Arrow file is memory-mapped, so that only parts that
+    are read use memory.
 
     Raises:
-        ConfigError: it cannot be read, has a column twice, or there is no room for the Arrow file.
+        ConfigError: the file cannot be read, has a duplicate column, or the disk is too full for the Arrow file.
     """
     dataset = config.name
     check_installed("pyarrow", f"dataset {dataset}: parquet")
     import pyarrow
 
     try:
-        with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".arrow") as spooled:
-            _spool(path, dataset, spooled.name)
-            # The mapping stays valid when the name is deleted.
-            table = pyarrow.ipc.open_stream(pyarrow.memory_map(spooled.name)).read_all()
+        with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".arrow") as file:
+            _write_arrow(path, dataset, file.name)
+            # The mapping stays valid after the file is unlinked.
+            table = pyarrow.ipc.open_stream(pyarrow.memory_map(file.name)).read_all()
     except (OSError, pyarrow.ArrowException) as exc:
         raise ConfigError(
-            f"dataset {dataset}: {path} is unpacked into {tempfile.gettempdir()}, which failed ({exc}): make room "
-            "there, or name another folder in TMPDIR."
+            f"dataset {dataset}: unpacking {path} into {tempfile.gettempdir()} failed ({exc}): free disk space there, "
+            "or set TMPDIR to another folder."
         ) from exc
     return ArrowRows(table, config, digest_of_file(path))
 
 
-def _spool(path: Path, dataset: str, to: str) -> None:
+def _write_arrow(path: Path, dataset: str, to: str) -> None:
     import pyarrow
 
     schema, batches = _read(path, dataset)
@@ -183,4 +183,4 @@ def _read(path: Path, dataset: str) -> tuple[Any, Iterator[Any]]:
 
 
 def _unreadable(path: Path, dataset: str, exc: Exception) -> ConfigError:
-    return ConfigError(f"dataset {dataset}: {path} is not a parquet file that can be read ({exc}).")
+    return ConfigError(f"dataset {dataset}: {path} cannot be read as parquet ({exc}); correct the path or the file.")

@@ -1,7 +1,7 @@
-"""Lines of JSON, or the same compressed by gzip: the ends of lines are found by one scan of bytes.
+"""Read lines of JSON, also compressed by gzip; one scan of the bytes finds the ends of the lines.
 
-A line is decoded when it is taken. A compressed file is decompressed once, into an unnamed temporary
-file, since gzip cannot be read from the middle.
+A line is decoded when it is read. A compressed file is decompressed once into an unnamed temporary file, since gzip has
+no random access.
 """
 
 import gzip
@@ -21,9 +21,9 @@ from penstock.errors import ConfigError
 from penstock.producer.sources.rows import CHUNK_BYTES, BadLine
 from penstock.records.codec import MAX_TEXT_BYTES
 
-#: Most bytes of one line; a record takes texts of half as much.
+#: Most bytes of a line, twice the longest text of a record.
 MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES
-#: A file may begin with it.
+#: Optional first bytes of a file.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
 
@@ -31,9 +31,9 @@ Offsets: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 class JsonLines:
-    """One file of JSON objects, a line each; see :class:`~penstock.producer.sources.rows.Rows`.
+    """Rows of a file with one JSON object per line; see :class:`~penstock.producer.sources.rows.Rows`.
 
-    Blank lines at the end are ignored. The index takes 8 bytes a line.
+    Blank lines at the end are ignored. The index takes 8 bytes of memory per line.
 
     Args:
         dataset: name of the dataset, for errors.
@@ -44,9 +44,9 @@ class JsonLines:
 
     def __init__(self, path: Path, dataset: str) -> None:
         self._path, self._dataset = path, dataset
-        self._file: IO[bytes] = self._spool() if path.suffix == ".gz" else self._open()
+        self._file: IO[bytes] = self._decompress() if path.suffix == ".gz" else self._open()
         self._stamp = _stamp(self._file)
-        #: Ends of all lines but the blank ones at the end of the file.
+        #: Offset after each line, without the blank lines at the end of the file.
         self._ends, self.num_bytes, self._digest = self._scan()
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class JsonLines:
         where = f"dataset {self._dataset}: line {index + 1} of {self._path}"
         start, end = self._span(index)
         if end - start > MAX_LINE_BYTES:
-            raise BadLine(f"{where} has more than {MAX_LINE_BYTES >> 20} MiB; split it, or take it out.")
+            raise BadLine(f"{where} has more than {MAX_LINE_BYTES >> 20} MiB; split or remove it.")
         line = self._line(index)
         if not line.strip():
             raise BadLine(f"{where} is blank; remove it.")
@@ -70,8 +70,7 @@ class JsonLines:
         line = os.pread(self._file.fileno(), end - start, start)
         if _stamp(self._file) != self._stamp:
             raise ConfigError(
-                f"dataset {self._dataset}: {self._path} was changed while it was read: bring back what it held, and "
-                "start the producer again."
+                f"dataset {self._dataset}: {self._path} changed while being read: restore it and restart the producer."
             )
         return line if index else line.removeprefix(BYTE_ORDER_MARK)
 
@@ -80,7 +79,7 @@ class JsonLines:
         return (int(self._ends[index - 1]) if index else 0), int(self._ends[index])
 
     def _scan(self) -> tuple[Offsets, int, str]:
-        """Return the end of each line up to the last that is not blank, the number of bytes, and their digest."""
+        """Return the end of each line up to the last nonblank one, the number of bytes, and their digest."""
         found: list[Offsets] = [np.zeros(0, np.int64)]
         digest, read, used = xxhash.xxh3_128(), 0, 0
         self._file.seek(0)
@@ -89,7 +88,7 @@ class JsonLines:
             digest.update(chunk)
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
             found.append(np.add(ends, read + 1, dtype=np.int64))
-            used = read + len(chunk.rstrip()) if _says_something(chunk, read) else used
+            used = read + len(chunk.rstrip()) if _is_nonblank(chunk, read) else used
             read += len(chunk)
             last = chunk[-1:]
         if last != b"\n":
@@ -110,22 +109,22 @@ class JsonLines:
         except OSError as exc:
             raise self._unreadable(0, exc) from exc
 
-    def _spool(self) -> IO[bytes]:
+    def _decompress(self) -> IO[bytes]:
         """Decompress the file into a temporary one."""
         try:
-            # Deleted with the dataset, or when the process ends in any way.
-            spooled = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115
-            for chunk in self._decompressed():
-                spooled.write(chunk)
-            spooled.flush()
+            # Unnamed: deleted with this object, or when the process ends.
+            unpacked = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115
+            for chunk in self._decompressed_chunks():
+                unpacked.write(chunk)
+            unpacked.flush()
         except OSError as exc:
             raise ConfigError(
-                f"dataset {self._dataset}: {self._path} is decompressed into {tempfile.gettempdir()}, which failed "
-                f"({exc}): make room there, or name another folder in TMPDIR."
+                f"dataset {self._dataset}: decompressing {self._path} into {tempfile.gettempdir()} failed ({exc}): "
+                "free disk space there, or set TMPDIR to another folder."
             ) from exc
-        return spooled
+        return unpacked
 
-    def _decompressed(self) -> Iterator[bytes]:
+    def _decompressed_chunks(self) -> Iterator[bytes]:
         lines = 0
         try:
             with gzip.open(self._path, "rb") as file:
@@ -137,29 +136,29 @@ class JsonLines:
 
     def _unreadable(self, lines: int, exc: Exception) -> ConfigError:
         return ConfigError(
-            f"dataset {self._dataset}: {self._path} cannot be read after line {lines} ({exc}): write it again."
+            f"dataset {self._dataset}: {self._path} cannot be read after line {lines} ({exc}): correct or replace it."
         )
 
 
-def _says_something(chunk: bytes, begin: int) -> bool:
-    """Return whether it has anything but blanks and a byte order mark."""
+def _is_nonblank(chunk: bytes, begin: int) -> bool:
+    """Return whether a chunk contains more than whitespace and a byte order mark."""
     return not (chunk if begin else chunk.removeprefix(BYTE_ORDER_MARK)).isspace() and chunk != BYTE_ORDER_MARK
 
 
 def _stamp(file: IO[bytes]) -> tuple[int, int]:
-    """Return values that change when the file does."""
+    """Return (size, mtime), which change if the file does."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
 
 def decode_line(line: bytes, where: str) -> dict[str, Any]:
-    """Decode the map in a line of JSON. Raises BadLine, which begins with ``where``."""
+    """Decode a line that is a JSON object. Raises BadLine, whose text begins with ``where``."""
     try:
         row = json.loads(line.decode())
     except RecursionError as exc:
-        raise BadLine(f"{where} is nested too deeply to be read.") from exc
+        raise BadLine(f"{where} is nested too deeply; simplify it.") from exc
     except ValueError as exc:
-        raise BadLine(f"{where} is not JSON in UTF-8 ({exc}).") from exc
+        raise BadLine(f"{where} is not JSON in UTF-8 ({exc}); correct it.") from exc
     if not isinstance(row, dict):
-        raise BadLine(f"{where} is not a JSON object.")
+        raise BadLine(f"{where} is not a JSON object; correct it.")
     return row

@@ -1,4 +1,4 @@
-"""Opening of the source that a dataset names."""
+"""Open the data source of a dataset."""
 
 import json
 from typing import Any
@@ -16,18 +16,18 @@ from penstock.producer.sources.stream import Stream
 from penstock.system.user_code import find, staying_alive
 from penstock.text import format_exc, name_of, safe_repr
 
-#: Rows that are compared with those of the next start, evenly spread.
-_LOOKED_AT = 64
+#: Number of evenly spread rows that the digest covers.
+_DIGESTED_ROWS = 64
 
 
 class CodeRows:
-    """Rows of a :class:`~penstock.producer.sources.rows.RowSource`. Blocks for the user's code.
+    """Rows of a user's :class:`~penstock.producer.sources.rows.RowSource`. Blocks for the user's code.
 
     Args:
         name: import path of the class.
 
     Raises:
-        ConfigError: it cannot be imported or made, or has no length.
+        ConfigError: the class cannot be imported or instantiated, or has no length.
     """
 
     num_bytes = 0
@@ -42,9 +42,11 @@ class CodeRows:
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
-            raise ConfigError(f"{self._where} could not be made: it raised {format_exc(exc)}.") from exc
+            raise ConfigError(
+                f"{self._where} raised {format_exc(exc)} when it was created; correct the class."
+            ) from exc
         if not callable(getattr(self._source, "row", None)):
-            raise ConfigError(f"{self._where} has no method row(index), which gives a row as a map: add it.")
+            raise ConfigError(f"{self._where} has no method row(index): add one that returns a row as a map.")
 
     def __len__(self) -> int:
         return self._len
@@ -53,27 +55,26 @@ class CodeRows:
         try:
             with staying_alive():
                 row: Any = self._source.row(index)
-                # A dict subclass may raise at any access.
+                # Copy: a dict subclass may raise at any access.
                 row = dict(row) if isinstance(row, dict) else row
         except KeyboardInterrupt:
             raise
-        # Including a cancellation, which would silently end the producer.
+        # BaseException: a CancelledError would end the producer silently.
         except BaseException as exc:
-            raise ConfigError(f"{self._where}: row({index}) raised {format_exc(exc)}.") from exc
+            raise ConfigError(f"{self._where}: row({index}) raised {format_exc(exc)}; correct the class.") from exc
         if not isinstance(row, dict):
-            raise ConfigError(f"{self._where}: row({index}) gave {name_of(row)}, which is not a map.")
+            raise ConfigError(f"{self._where}: row({index}) returned {name_of(row)}, not a map; correct the class.")
         for key in row:
             if not isinstance(key, str):
                 raise ConfigError(
-                    f"{self._where}: row({index}) has a column named {safe_repr(key)}, which is no "
-                    "text: name it by one."
+                    f"{self._where}: row({index}) has a column name that is not text: {safe_repr(key)}; rename it."
                 )
         return row
 
     def digest(self) -> str:
-        """Return the digest of the number of rows, and of some of them: impure sources differ at the next start."""
+        """Return the digest of the number of rows and of some rows; that of an impure source changes at a restart."""
         digest = xxhash.xxh3_128(b"%d" % self._len)
-        for index in sorted({self._len * i // _LOOKED_AT for i in range(_LOOKED_AT)} if self._len else ()):
+        for index in sorted({self._len * i // _DIGESTED_ROWS for i in range(_DIGESTED_ROWS)} if self._len else ()):
             digest.update(self._as_json(index))
         return digest.hexdigest()
 
@@ -83,9 +84,8 @@ class CodeRows:
         # Keys that cannot be sorted, cyclic references, endless nesting, numbers of thousands of digits.
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigError(
-                f"{self._where}: row({index}) holds what JSON cannot represent ({format_exc(exc)}): "
-                "give text, numbers, "
-                "lists and maps with text as keys."
+                f"{self._where}: row({index}) has a value that JSON cannot represent ({format_exc(exc)}): use text, "
+                "numbers, lists, and maps with text as keys."
             ) from exc
 
 
@@ -93,7 +93,7 @@ def open_rows(config: DatasetConfig) -> Rows | Stream:
     """Open all rows of a dataset, before slicing. Blocks for one pass over the bytes, except for streams.
 
     Raises:
-        ConfigError: it does not exist, or cannot be read.
+        ConfigError: the source does not exist, or cannot be read.
     """
     if name := code_name(config.path):
         return CodeRows(name, config)
@@ -101,7 +101,7 @@ def open_rows(config: DatasetConfig) -> Rows | Stream:
         return open_stream(name, config) if config.streaming else open_hub(name, config)
     path, _, _ = parse_path(config.path)
     if not path.is_file():
-        raise ConfigError(f"dataset {config.name}: there is no file {path}; correct its path.")
+        raise ConfigError(f"dataset {config.name}: file {path} does not exist; correct the dataset's path.")
     if path.suffix == ".parquet":
         return open_parquet(path, config)
     return JsonLines(path, config.name)

@@ -1,4 +1,4 @@
-"""The protocol of sources of rows, and the error of an unusable row."""
+"""Define the interface of row sources, and the error of an unusable row."""
 
 import hashlib
 from pathlib import Path
@@ -10,11 +10,10 @@ from penstock.errors import ConfigError
 
 
 class RowSource(Protocol):
-    """Rows of a dataset by number: ``path: python:module:Class``, made with the dataset's ``source_args``.
+    """Rows of a dataset by number: ``path: python:module:Class``, created with the dataset's ``source_args``.
 
-    It must be pure: ``row(index)`` returns the same row at every call, in every process, and after every restart, since
-    a position identifies the next prompt by its number alone. Called by the producer, which blocks for the result; its
-    exceptions end the producer.
+    It must be pure: ``row(index)`` returns the same row at every call, in every process and after every restart, since
+    positions identify prompts by number alone. The producer blocks for each call, and exceptions end it.
     """
 
     def __len__(self) -> int:
@@ -22,7 +21,7 @@ class RowSource(Protocol):
         ...
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return row ``index``, from 0: columns by their names, of JSON values."""
+        """Return row ``index``, from 0: column name -> JSON value."""
         ...
 
 
@@ -31,13 +30,13 @@ CHUNK_BYTES = 1 << 22
 
 
 class BadLine(ConfigError):
-    """One row of a dataset is unusable; names the dataset and the row, counted from 1."""
+    """Unusable row of a dataset; the text names the dataset and the row, counted from 1."""
 
 
 class Rows(Protocol):
-    """Rows by number. Pure: the same number gives the same row at every call, and after every restart."""
+    """Rows by number. Pure: a number returns the same row at every call and after every restart."""
 
-    #: Bytes of the source; 0 if not known.
+    #: Size of the source in bytes; 0 if unknown.
     num_bytes: int
 
     def __len__(self) -> int: ...
@@ -46,13 +45,13 @@ class Rows(Protocol):
         """Return row ``index``, from 0. Blocks for the disk.
 
         Raises:
-            BadLine: it cannot be read.
-            ConfigError: no row can be read.
+            BadLine: the row is invalid.
+            ConfigError: the source cannot be read.
         """
         ...
 
     def digest(self) -> str:
-        """Return the digest of the content: equal digests, equal rows."""
+        """Return the digest of the content; sources with equal digests have equal rows."""
         ...
 
 

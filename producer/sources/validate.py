@@ -1,8 +1,8 @@
-"""Validation of sources before a run, in a separate process, since imports of user code are permanent.
+"""Validate data sources before a run, in a subprocess, since imports of user code cannot be undone.
 
-``python -m penstock.producer.sources.validate`` reads a list of datasets from stdin, as YAML, which has the dates that
-a configuration may pass to a class; exit code 2 and a sentence on stderr if one cannot be opened, or its rows cannot
-be used.
+``python -m penstock.producer.sources.validate`` reads a list of datasets from stdin, in YAML since the
+configuration may contain dates; it exits with code 2 and an error on stderr if a dataset cannot be opened or its rows
+are unusable.
 """
 
 import sys
@@ -19,36 +19,36 @@ from penstock.producer.prompt import Template
 
 
 def check_sources(datasets: Iterable[DatasetConfig], limit_s: float) -> bool:
-    """Validate datasets: open them, read the rows of their digest, and make the first prompt. Blocks for their code.
+    """Open datasets, compute their digests, and make their first prompts. Blocks for user code.
 
-    Returns whether that took at most ``limit_s``.
+    Returns False if that took longer than ``limit_s``.
 
     Raises:
-        ConfigError: one cannot be opened, or one of these rows cannot be used.
+        ConfigError: a dataset cannot be opened, or one of these rows is unusable.
     """
-    question = yaml.safe_dump([one.model_dump() for one in datasets])
+    request = yaml.safe_dump([one.model_dump() for one in datasets])
     try:
-        refusal = ask_apart("penstock.producer.sources.validate", question, limit_s, "reading the data")
+        error = ask_apart("penstock.producer.sources.validate", request, limit_s, "reading the data")
     except TimeoutError:
         return False
-    if refusal:
-        raise ConfigError(refusal)
+    if error:
+        raise ConfigError(error)
     return True
 
 
-def look_at(config: DatasetConfig) -> None:
-    """Open a dataset, and read its first rows. Raises ConfigError."""
+def validate(config: DatasetConfig) -> None:
+    """Open a dataset and make its first prompt. Raises ConfigError."""
     dataset = Dataset(config, Template(lambda messages, **_: str(messages)))
     dataset.rows.digest()
     mixture_of([dataset], 0).place(0)
     dataset.take(0)
 
 
-def look_at_all() -> None:
-    """Validate the datasets in stdin. Raises ConfigError."""
+def validate_all() -> None:
+    """Validate the datasets on stdin. Raises ConfigError."""
     for values in yaml.safe_load(sys.stdin):
-        look_at(DatasetConfig.model_validate(values))
+        validate(DatasetConfig.model_validate(values))
 
 
 if __name__ == "__main__":
-    answer_apart(look_at_all)
+    answer_apart(validate_all)

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from penstock.buffer.cutter import Cutter
-from penstock.buffer.metrics import queue
+from penstock.buffer.metrics import queue_metrics
 from penstock.buffer.payload_servers import PayloadServers
 from penstock.buffer.state import State
 from penstock.config import RedisConfig
@@ -288,7 +288,9 @@ def test_T4_drop_gives_up_what_is_too_old_and_frees_its_place(
         sub = client.hgetall(keys.sub("actor"))
         assert (sub[b"disposed"], sub[b"drop:stale"]) == (b"2", b"2")
         assert sub[b"staleness:stale"] == b"4", "each of version 1, before a batch of version 3"
-        lines = {str(line) for family in queue(client, keys) for line in family.samples if "dropped" in line.name}
+        lines = {
+            str(line) for family in queue_metrics(client, keys) for line in family.samples if "dropped" in line.name
+        }
         assert any("dropped_staleness" in line and "'stale'" in line and "value=4.0" in line for line in lines), lines
         lengths = (int(sub[b"aged_samples"]), int(sub[b"aged_tokens"]))
         told = batch.manifest.ledger

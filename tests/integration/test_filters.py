@@ -289,7 +289,7 @@ def test_a_filter_sees_metadata_and_one_that_gives_no_bool_has_raised() -> None:
     from penstock import CompletedGroup
 
     verdict = filters.judge([name], CompletedGroup("d/0/0", "train", 2, tuple(records)))
-    assert verdict.error.endswith("TypeError: it gave 'not a bool', not a bool or (bool, reason)")
+    assert verdict.error.endswith("TypeError: it returned 'not a bool', not a bool or (bool, reason)")
 
 
 @pytest.mark.parametrize(

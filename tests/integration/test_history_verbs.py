@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from penstock.buffer.housekeeping import HeldForHistory
+from penstock.buffer.housekeeping import UnrecordedGroups
 from penstock.errors import LeadershipLost, RecordingLost
 from penstock.protocol import scripts
 from penstock.protocol.audit import missing_jobs
@@ -140,8 +140,8 @@ def test_a_recorder_that_stays_away_is_waited_for_with_patience(
     client.hset(keys.history, "at", 1)  # it was here in 1970
     assert unrecorded(client, keys, leader).waiting == 2, "the leader has only begun to look"
     in_contact(client, keys)
-    HeldForHistory(client, keys, leader).tend()
-    assert "2 groups have no rows in it, 2 since the run began: no recorder has been there" in caplog.text
+    UnrecordedGroups(client, keys, leader).tend()
+    assert "2 groups were not recorded (2 since the run began): no recorder has run" in caplog.text
     assert unrecorded(client, keys, leader).total == 2
     assert sweep(client, keys, leader, jobs) == 2
 

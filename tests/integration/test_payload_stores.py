@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.buffer.housekeeping import ForgottenPayloads
+from penstock.buffer.housekeeping import OrphanedPayloads
 from penstock.buffer.payload_servers import PayloadServers
 from penstock.config import RedisConfig
 from penstock.consumers.batch.fetch import PayloadReader
@@ -160,7 +160,7 @@ async def test_I4_what_redis_forgot_that_was_committed_is_kept_no_more(
     store.keep([there, side, together, *forgotten])
     config = RedisConfig(url=redis_server.url, payload_servers={"p": store.url})
     with contextlib.closing(PayloadServers(config, client, keys)) as servers:
-        looks = ForgottenPayloads(client, keys, servers)
+        looks = OrphanedPayloads(client, keys, servers)
         looks.tend()
         assert all(kept for _, kept in store.names(keys.prefix)), "nobody has asked this server anything yet"
         servers.persist([("p", there)])
@@ -182,7 +182,7 @@ async def test_I8_a_look_for_what_redis_forgot_goes_on_when_its_server_answers(
     config = RedisConfig(url=redis_server.url, payload_servers={"p": store.url})
     with contextlib.closing(PayloadServers(config, client, keys)) as servers, pytest.MonkeyPatch.context() as patch:
         servers.persist([("p", name)])
-        looks = ForgottenPayloads(client, keys, servers)
+        looks = OrphanedPayloads(client, keys, servers)
 
         def silent(prefix: str) -> Iterator[tuple[str, bool]]:
             raise redis.ConnectionError("it does not answer")

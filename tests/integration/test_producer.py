@@ -147,7 +147,7 @@ def test_other_prompts_than_those_the_run_began_with_are_refused(
         pass
     write_prompts(tmp_path / "e.jsonl", 3, "e")
     write_prompts(tmp_path / "d.jsonl", 11)
-    with pytest.raises(ConfigError, match="Bring the files back, or start a run with another name"), producing(config):
+    with pytest.raises(ConfigError, match="restore the files, or start a run with another name"), producing(config):
         pass
 
 
@@ -156,7 +156,7 @@ def test_T18_overlapping_train_and_held_out_prompts_and_equal_names_are_refused(
 ) -> None:
     path = write_prompts(tmp_path / "d.jsonl", 5)
     data: dict[str, Any] = {"train": [{"name": "d", "path": path}], "eval": [{"name": "e", "path": f"{path}@[4:]"}]}
-    with pytest.raises(ConfigError, match="trained on too"):
+    with pytest.raises(ConfigError, match="also trained on"):
         Producer(make_config(redis_server.url, keys.run, tmp_path, data=data))
     data["train"][0]["path"] = f"{path}@[:4]"
     Producer(make_config(redis_server.url, keys.run, tmp_path, data=data))
@@ -228,14 +228,14 @@ def test_T18_producers_that_saw_different_versions_evaluate_the_one_that_was_beg
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_data(redis_server.url, keys, tmp_path, held_out=3)
-    wanted = Evaluations.to_evaluate
+    wanted = Evaluations.next_version
 
     def and_another_begins(evaluations: Evaluations, version: int, last: int) -> int | None:
         if not last:
             client.hset(keys.source, "evaluating", 1)
         return wanted(evaluations, version, last)
 
-    monkeypatch.setattr(Evaluations, "to_evaluate", and_another_begins)
+    monkeypatch.setattr(Evaluations, "next_version", and_another_begins)
     drive(client, keys, groups=1, version=2)
     with running(Producer(config)):
         until(lambda: client.hget(keys.source, "evaluated"))

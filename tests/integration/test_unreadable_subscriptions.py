@@ -130,10 +130,10 @@ def test_a_group_that_cannot_be_read_is_given_up_once_its_subscription_can(
     servers = PayloadServers(RedisConfig(url=redis_server.url), client, keys)
     state = State(client, keys, servers, play.lead(client, keys))
     state.load()
-    assert [state.settle() for _ in range(3)] == [0, 0, 0]
+    assert [state.dispose_unneeded() for _ in range(3)] == [0, 0, 0]
     assert client.hget(keys.group(job), "u:actor") is None
 
     client.hset(keys.sub("actor"), "bound", "1")
     state.refresh()
-    assert [state.settle() for _ in range(3)] == [1, 0, 0]
+    assert [state.dispose_unneeded() for _ in range(3)] == [1, 0, 0]
     assert client.hget(keys.sub("actor"), "drop:unreadable") == b"1"

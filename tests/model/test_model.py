@@ -560,7 +560,7 @@ class Histories(RuleBasedStateMachine):
     def housekeep(self) -> None:
         self.state.refresh()
         self.state.catch_up()
-        self.state.settle()
+        self.state.dispose_unneeded()
         self.see_disposals()
         self.retirement.seal()
         self.retirement.sweep()
@@ -665,7 +665,7 @@ class Histories(RuleBasedStateMachine):
             run(self.client, scripts.ask(self.keys, sub.name, sub.cursor + 1, trainer.owner, trainer.gen))
             self.state.refresh()
             self.state.catch_up()
-            self.state.settle()
+            self.state.dispose_unneeded()
             self.see_disposals()
             if self.cut_all(sub) and not self.may_train(sub):
                 break

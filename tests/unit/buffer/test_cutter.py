@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.buffer import cutter
-from penstock.buffer.decision import Look
+from penstock.buffer.decision import NeedInFlight
 from penstock.buffer.subscription import Subscription
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
@@ -24,7 +24,7 @@ def test_a_subscription_at_the_gate_that_cannot_be_read_is_waited_for(monkeypatc
     state: Any = SimpleNamespace(
         clock={}, away={}, groups={}, gates=list, versions=list, catch_up=lambda: pytest.fail("nothing was seen")
     )
-    monkeypatch.setattr(cutter, "decide", lambda view: Look())
+    monkeypatch.setattr(cutter, "decide", lambda view: NeedInFlight())
     monkeypatch.setattr(cutter, "read", broken)
     unused: Any = None
     sub = Subscription("actor", Definition(), Position(ask=1))

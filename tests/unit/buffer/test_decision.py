@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
+from penstock.buffer.decision import Conclude, Cut, Dispose, GrantExtra, KeepRejects, NeedInFlight, Skip, Wait, decide
 from penstock.buffer.group import Group
 from penstock.buffer.samplers import make_pool
 from penstock.buffer.view import End, InFlight, View
@@ -339,7 +339,7 @@ def test_rejects_are_not_kept_where_they_do_not_fill_a_batch() -> None:
 )
 def test_T3_groups_are_owed_where_nothing_is_in_flight_and_too_few_are_ready(asked: View, owed: int) -> None:
     decided = decide(asked)
-    assert isinstance(decided, Owe)
+    assert isinstance(decided, GrantExtra)
     assert (decided.groups, decided.completed) == (owed, 7)
     assert isinstance(decided.cause, GroupsMissing)
     assert decided.cause.running == 0
@@ -361,12 +361,13 @@ IDLE = InFlight(completed=7, is_gate_open=False)
 )
 def test_I8_a_first_batch_is_owed_the_groups_that_the_gate_did_not_let_in(asked: View, owed: int) -> None:
     cause = FirstBatchTooSmall(owed, len(asked.pool), 0)
-    assert decide(asked) == Owe(owed, 7, cause)
+    assert decide(asked) == GrantExtra(owed, 7, cause)
     assert asked.in_flight is not None
     assert decide(replace(asked, in_flight=replace(asked.in_flight, jobs=1))) == Wait(replace(cause, running=1)), (
         "they may come yet"
     )
-    assert not isinstance(decide(replace(asked, position=Position(cut=1))), Owe) or asked.definition.unit != "groups"
+    later = decide(replace(asked, position=Position(cut=1)))
+    assert not isinstance(later, GrantExtra) or asked.definition.unit != "groups"
 
 
 def test_T1_nothing_is_owed_to_a_first_batch_before_the_restored_trainer_has_published() -> None:
@@ -422,9 +423,9 @@ LOOKS: dict[str, View] = {
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_it_asks_for_a_look_at_what_is_in_flight_and_never_twice(name: str) -> None:
-    assert decide(LOOKS[name]) == Look()
+    assert decide(LOOKS[name]) == NeedInFlight()
     for seen in (NOTHING, InFlight(jobs=1, admitted=9, running={4: 1}), InFlight(end=End(1, True))):
-        assert not isinstance(decide(replace(LOOKS[name], in_flight=seen)), Look)
+        assert not isinstance(decide(replace(LOOKS[name], in_flight=seen)), NeedInFlight)
 
 
 def test_a_batch_by_difficulty_is_of_what_is_due_first_and_then_of_what_is_half_right() -> None:

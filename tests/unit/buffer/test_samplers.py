@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.buffer.decision import TooLarge, amount, take
-from penstock.buffer.group import Group, Spent, priorities
+from penstock.buffer.decision import TooLarge, group_size, take
+from penstock.buffer.group import Group, UsedUpGroups, priorities
 from penstock.buffer.samplers import CohortPool, make_pool
 from penstock.buffer.subscription import Subscription
 from penstock.config.subscription import Definition
@@ -116,7 +116,7 @@ def test_T10_a_batch_is_the_fewest_groups_that_hold_its_size_and_a_whole_multipl
     groups = [group(i, n=n, tokens=tokens) for i, (n, tokens) in enumerate(sizes)]
     prefixes = [groups[:end] for end in range(1, len(groups) + 1)]
     whole = [prefix for prefix in prefixes if sum(one.n for one in prefix) % multiple == 0]
-    enough = next((prefix for prefix in prefixes if sum(amount(one, unit) for one in prefix) >= size), None)
+    enough = next((prefix for prefix in prefixes if sum(group_size(one, unit) for one in prefix) >= size), None)
     below = [prefix for prefix in whole if enough and len(prefix) <= len(enough)]
     above = [prefix for prefix in whole if enough and len(prefix) > len(enough)]
     expected = below[-1] if below else above[0] if above else []
@@ -175,7 +175,7 @@ def test_T1_abandoned_groups_are_found_when_they_come_and_when_a_rewind_does_unt
 def test_I4_spent_groups_are_durable_when_every_checkpoint_is_past_them(
     batches: list[dict[str, int]], ckpt: dict[str, int]
 ) -> None:
-    spent = Spent()
+    spent = UsedUpGroups()
     groups = [group(i, batches=held) for i, held in enumerate(batches)]
     for one in groups:
         spent.add(one)
@@ -194,7 +194,7 @@ def test_I4_spent_groups_are_durable_when_every_checkpoint_is_past_them(
 
 
 def test_spent_groups_follow_their_last_batch() -> None:
-    spent = Spent()
+    spent = UsedUpGroups()
     one = group(1, batches={"actor": 1})
     spent.add(one)
     one.batches["actor"] = 3

@@ -68,7 +68,7 @@ def test_answers_may_be_given(tmp_path: Path) -> None:
     other = dataset(tmp_path, [{"prompt": "p", "answer": "another"}] * 5, **keys)
     assert fingerprint(Mixture([made], 0)) != fingerprint(Mixture([other], 0))
     for row, says in (
-        ({"prompt": "p"}, "there is no 'answer'"),
+        ({"prompt": "p"}, "the row has no column 'answer'"),
         ({"prompt": "p", "answer": {"x": 1}}, "is not an answer"),
     ):
         with pytest.raises(ConfigError, match=f"line 1: .*{says}|line 1: {says}"):
@@ -81,10 +81,19 @@ def test_answers_may_be_given(tmp_path: Path) -> None:
         (b'{"prompt": "a"}\nnot json\n', "line 2 of .* is not JSON"),
         (b'{"prompt": "a"}\n\xff\xfe\n', "line 2 of .* is not JSON in UTF-8"),
         (b'{"prompt": "a"}\n[1]\n', "line 2 of .* is not a JSON object"),
-        (b'{"prompt": "a"}\n{"text": "b"}\n', "line 2: there is no 'prompt'; set the dataset's input_key"),
-        (b'{"prompt": "a"}\n{"prompt": 3}\n', "line 2: a prompt is text, a list of messages or a list of token ids"),
-        (b'{"prompt": [{"role": "user"}]}\n', "line 1: chat messages need apply_chat_template"),
-        (b"", "holds no prompt"),
+        (
+            b'{"prompt": "a"}\n{"text": "b"}\n',
+            "line 2: the row has no column 'prompt'; correct the dataset's input_key",
+        ),
+        (
+            b'{"prompt": "a"}\n{"prompt": 3}\n',
+            "line 2: the prompt is invalid; use text, a list of messages or a list of token ids",
+        ),
+        (
+            b'{"prompt": [{"role": "user"}]}\n',
+            "line 1: the prompt is a list of chat messages; set the dataset's apply_chat_template",
+        ),
+        (b"", "has no prompts"),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path, content: bytes, says: str) -> None:
@@ -94,7 +103,7 @@ def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path, content: byte
 
 
 def test_a_missing_file_and_bad_metadata_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist; correct the dataset's path"):
         Dataset(DatasetConfig(name="d", path=str(tmp_path / "none.jsonl")))
     with pytest.raises(ConfigError, match="line 1: 'info' is not a map"):
         list(dataset(tmp_path, [{"prompt": "a", "label": "", "info": 3}], metadata_key="info"))
@@ -102,7 +111,7 @@ def test_a_missing_file_and_bad_metadata_are_told(tmp_path: Path) -> None:
     def template(_: object) -> str:
         raise ValueError("roles must alternate")
 
-    with pytest.raises(ConfigError, match=r"line 1: .*template refuses these messages \(roles must alternate\)"):
+    with pytest.raises(ConfigError, match=r"line 1: .*template rejected the messages \(roles must alternate\)"):
         list(dataset(tmp_path, lines(1), apply_chat_template=True, template=Template(template)))
 
 
@@ -115,7 +124,7 @@ def test_a_missing_file_and_bad_metadata_are_told(tmp_path: Path) -> None:
         (b'{"prompt": "p", "label": -9223372036854775809}', "an integer beyond 64 bits"),
         (b'{"prompt": "p", "label": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"prompt": "p", "label": ' + b"[" * 2000 + b"]" * 2000 + b"}", "nested too deeply"),
-        (b'{"prompt": "' + b"x" * 9 * 2**20 + b'", "label": ""}', "too large, for a record"),
+        (b'{"prompt": "' + b"x" * 9 * 2**20 + b'", "label": ""}', "too large for a record"),
         (b'{"prompt": "p", "label": ' + b"1" * 5000 + b"}", "is not JSON"),
     ],
 )
@@ -130,7 +139,7 @@ def test_a_line_of_100_mb_is_refused_without_reading_it_whole(tmp_path: Path) ->
     path = tmp_path / "d.jsonl"
     with path.open("wb") as file:
         file.truncate(100_000_000)
-    with pytest.raises(ConfigError, match=r"line 1 of .*d\.jsonl has more than 16 MiB; split it"):
+    with pytest.raises(ConfigError, match=r"line 1 of .*d\.jsonl has more than 16 MiB; split or remove it"):
         list(Dataset(DatasetConfig(name="d", path=str(path))))
 
 
@@ -167,7 +176,7 @@ def test_gzip_is_read_as_lines_and_a_cut_file_is_told(tmp_path: Path) -> None:
     config = DatasetConfig(name="d", path=f"{path}@[1:3]")
     assert [(one.index, one.text) for one in Dataset(config)] == [(1, "p1"), (2, "p2")]
     path.write_bytes(gzip.compress(rows)[:-100])
-    with pytest.raises(ConfigError, match=r"d\.jsonl\.gz cannot be read after line \d+ .*: write it again"):
+    with pytest.raises(ConfigError, match=r"d\.jsonl\.gz cannot be read after line \d+ .*: correct or replace it"):
         Dataset(config)
     path.write_bytes(rows)
     with pytest.raises(ConfigError, match=r"cannot be read after line 0"):
@@ -176,10 +185,10 @@ def test_gzip_is_read_as_lines_and_a_cut_file_is_told(tmp_path: Path) -> None:
 
 def test_a_label_that_is_not_there_is_told_and_one_that_is_keeps_its_type(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"line 1: there is no 'answer'; set the dataset's label_key, or `label_key: n"
+        ConfigError, match=r"line 1: column 'answer' is missing; correct the dataset's label_key, or set `label_key: n"
     ):
         list(dataset(tmp_path, lines(2), label_key="answer"))
-    with pytest.raises(ConfigError, match="line 2: its 'label' is null"):
+    with pytest.raises(ConfigError, match="line 2: column 'label' is null"):
         list(dataset(tmp_path, [*lines(1), {"prompt": "p", "label": None}]))
     assert dataset(tmp_path, [{"prompt": "p"}], label_key=None)[0].label == ""
 
@@ -195,7 +204,7 @@ def test_a_slice_keeps_the_numbers_of_the_lines(tmp_path: Path) -> None:
     assert [(one.index, one.text) for one in made] == [(2, "p2"), (3, "p3")]
     assert parse_path("f.jsonl@[:3]")[1:] == (0, 3)
     assert parse_path("f.jsonl@[3:]")[1] == 3
-    with pytest.raises(ConfigError, match="holds no prompt"):
+    with pytest.raises(ConfigError, match="has no prompts"):
         dataset(tmp_path, lines(3), suffix="@[7:9]")
 
 
@@ -270,7 +279,7 @@ def test_a_file_that_changes_under_a_run_is_told(tmp_path: Path) -> None:
     made = dataset(tmp_path, lines(3))
     assert made[0].text == "p0"
     write(tmp_path / "d.jsonl", lines(5, "other"))
-    with pytest.raises(ConfigError, match="was changed while it was read: bring back what it held"):
+    with pytest.raises(ConfigError, match="changed while being read: restore it"):
         made[1]
 
 
@@ -297,7 +306,7 @@ def test_T18_a_held_out_prompt_of_a_large_dataset_is_refused_when_it_is_taken(tm
 def test_T18_a_held_out_prompt_that_is_trained_on_is_refused_with_its_line(tmp_path: Path) -> None:
     train = dataset(tmp_path, lines(4))
     check_overlap([train], [dataset(tmp_path, lines(4, "e"), "e")])
-    with pytest.raises(ConfigError, match=r"dataset e: 1 of its prompts are trained on too \(line 2 is the first\)"):
+    with pytest.raises(ConfigError, match=r"dataset e: 1 of its prompts are also trained on \(line 2 is the first\)"):
         check_overlap([train], [dataset(tmp_path, [{"prompt": "new"}, {"prompt": "p3"}], "e", label_key=None)])
 
 
@@ -305,5 +314,5 @@ def test_a_label_that_is_bytes_names_its_line(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table({"prompt": ["p"], "label": [b"\xff"]})
     parquet.write_table(table, tmp_path / "d.parquet")
-    with pytest.raises(ConfigError, match="line 1: its 'label' is not a label"):
+    with pytest.raises(ConfigError, match="line 1: its 'label' is not a valid label"):
         list(Dataset(DatasetConfig(name="d", path=str(tmp_path / "d.parquet"), input_key="prompt")))

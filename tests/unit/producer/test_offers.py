@@ -1,4 +1,4 @@
-"""What stands at a position: a job, or a line that is passed over in its place."""
+"""Test the offer at a position: a job, or a line that is skipped."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import HeldOut
 from penstock.producer.mixture import Mixture
-from penstock.producer.offers import TOLD, Offer, Offers, Passed, record_of
+from penstock.producer.offers import LOGGED_SKIPS, Offer, Offers, SkippedRow, record_of
 from penstock.producer.prompt import LongPrompt, Template
 from penstock.producer.sources.rows import BadLine
 from penstock.protocol.pass_rate import Skip
@@ -49,14 +49,14 @@ def test_T18_a_held_out_prompt_is_passed_over_where_bad_lines_are(tmp_path: Path
     held = made(tmp_path, [{"prompt": "c"}], "e")
     lenient = offers(made(tmp_path, [{"prompt": "a"}, {"prompt": "c"}], shuffle=False, on_bad_line="skip"), [held])
     found = lenient.at(1)
-    assert isinstance(found, Passed)
+    assert isinstance(found, SkippedRow)
     assert "line 2: this prompt is held out, as line 1 of dataset e" in found.why
 
 
 def test_an_evaluation_has_the_lines_that_are_not_passed_over(tmp_path: Path) -> None:
     held = HeldOut([made(tmp_path, ROWS, "e", on_bad_line="skip")])
     assert [line for _, line in held.lines] == [0, 2]
-    assert held.passed == {"e": 2}
+    assert held.skipped == {"e": 2}
     with pytest.raises(BadLine, match="line 2 of"):
         HeldOut([made(tmp_path, ROWS, "e")])
 
@@ -69,23 +69,23 @@ def test_a_long_prompt_has_a_choice_of_its_own(tmp_path: Path) -> None:
     assert names([lenient.at(i) for i in range(4)]) == ["-", "-", "d/0/2", "d/0/3"]
     strict = offers(made(tmp_path, rows, on_bad_line="skip", **keys))
     for line in (0, 1):
-        with pytest.raises(LongPrompt, match=f"line {line + 1}: its prompt has 3 tokens, and max_prompt_tokens is 2"):
+        with pytest.raises(LongPrompt, match=f"line {line + 1}: its prompt has 3 tokens, but max_prompt_tokens is 2"):
             strict.at(line)
 
 
 def test_lines_that_are_passed_over_are_told_and_never_all_of_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    count = 2 * TOLD
+    count = 2 * LOGGED_SKIPS
     lenient = offers(made(tmp_path, ["bad"] * count, on_bad_line="skip"))
     found = [lenient.at(i) for i in range(count)]
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(ConfigError, match=f"Not one of {count} lines in a row"),
+        pytest.raises(ConfigError, match=f"None of {count} consecutive lines"),
     ):
-        lenient.took(found)
-    assert len(caplog.records) == TOLD + 1
-    assert "more lines of dataset d are passed over" in caplog.messages[-1]
+        lenient.record_skips(found)
+    assert len(caplog.records) == LOGGED_SKIPS + 1
+    assert "skipping more rows of dataset d" in caplog.messages[-1]
 
 
 CURRICULUM = {"skip_above": 0.9, "skip_below": 0.1, "groups": 3, "revisit": 0.25}
@@ -98,13 +98,13 @@ def test_a_prompt_of_a_curriculum_is_skipped_by_its_bounds_but_for_a_share_that_
     config = Config.model_validate(CONFIG.model_dump() | {"data": {"train": train}})
     dataset = made(tmp_path, [{"prompt": f"p{i}"} for i in range(400)], shuffle=False)
     found = Offers(config, Mixture([dataset], 0), HeldOut([]))
-    skips = [found.skip(found.at(position)) for position in range(800)]
+    skips = [found.skip_rule(found.at(position)) for position in range(800)]
     assert {str(one) for one in skips if one} == {str(Skip(3, easy=0.9, hard=0.1))}
     epochs = [[one is None for one in skips[:400]], [one is None for one in skips[400:]]]
     assert all(60 < sum(come) < 140 for come in epochs), "about a quarter comes all the same"
     assert epochs[0] != epochs[1]
     again = Offers(config, Mixture([dataset], 0), HeldOut([]))
-    assert [again.skip(again.at(position)) for position in range(800)] == skips
+    assert [again.skip_rule(again.at(position)) for position in range(800)] == skips
     other = made(tmp_path, [{"prompt": "a"}], "e")
-    assert found.skip(other.job(other[0], 0, n=1, lane="train", sampling={})) is None
-    assert found.skip(Passed("d", "why")) is None
+    assert found.skip_rule(other.job(other[0], 0, n=1, lane="train", sampling={})) is None
+    assert found.skip_rule(SkippedRow("d", "why")) is None

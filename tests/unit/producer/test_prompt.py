@@ -49,7 +49,11 @@ def test_tools_are_in_the_metadata_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("row", "says"),
-    [({}, "there is no 't'"), ({"t": "{"}, "'t' is text that is not JSON"), ({"t": {"a": 1}}, "is not a list of maps")],
+    [
+        ({}, "the row has no column 't'"),
+        ({"t": "{"}, "'t' is invalid JSON"),
+        ({"t": {"a": 1}}, "is not a list of maps"),
+    ],
 )
 def test_tools_that_are_none_are_told_with_their_line(tmp_path: Path, row: dict[str, Any], says: str) -> None:
     with pytest.raises(BadLine, match=f"line 1: .*{says}"):

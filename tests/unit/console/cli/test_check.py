@@ -95,7 +95,7 @@ def test_rows_of_ones_own_code_are_looked_at(folder: Path, monkeypatch: pytest.M
         return [(one.level, one.found) for one in check._own_rows(load_config(folder / "run.yaml", [given]))]
 
     assert found("good") == [("ok", "fine")]
-    with pytest.raises(ConfigError, match=r"dataset t: own_rows:Rows: row\(0\) holds what JSON cannot represent"):
+    with pytest.raises(ConfigError, match=r"dataset t: own_rows:Rows: row\(0\) has a value that JSON cannot represent"):
         found("bad")
     monkeypatch.setattr(check, "_LOOK_S", 0.5)
     assert found("never") == [("warning", "python:own_rows:Rows took longer than 0.5 s")]

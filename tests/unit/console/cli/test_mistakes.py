@@ -293,8 +293,8 @@ def test_cuda_without_cuda_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         ("--rollout.sampling.top_p=0.5", "draws from another distribution"),
         ("--rollout.n=1", "rollout.n is 1"),
         ("--data.train.0.path=bad.jsonl", "line 2"),
-        ("--data.train.0.input_key=question", "there is no 'question'"),
-        ("--data.eval=[{name: h, path: train.jsonl}]", "its prompts are trained on too"),
+        ("--data.train.0.input_key=question", "the row has no column 'question'"),
+        ("--data.eval=[{name: h, path: train.jsonl}]", "its prompts are also trained on"),
     ],
 )
 def test_cheap_checks_come_before_slow_ones(

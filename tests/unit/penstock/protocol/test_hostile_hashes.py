@@ -48,7 +48,7 @@ GROUP = {
 
 def refresh(raw: Hash) -> None:
     """What a leader does at each of its looks."""
-    unused: Any = SimpleNamespace(standing=None)
+    unused: Any = SimpleNamespace(lost_and_away=None)
     State(cast(Client, OneHash(raw)), KEYS, unused, unused).refresh()
 
 
@@ -80,7 +80,7 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     "presence": (lambda raw: snapshot._present(raw, "part"), {b"p": pack({"at": 1.0})}),
     "subscriptions": (lambda raw: snapshot._subs(cast(Client, OneHash(raw)), KEYS, raw), {b"sub:a": b"1"}),
     "clocks and subscriptions": (refresh, {b"version:policy": b"3", b"rev": b"2", b"sub:a": b"1"}),
-    "counters": (lambda raw: Rollback(cast(Client, OneHash(raw)), KEYS).look(), {b"admitted": b"3", b"cut": b"1"}),
+    "counters": (lambda raw: Rollback(cast(Client, OneHash(raw)), KEYS).check(), {b"admitted": b"3", b"cut": b"1"}),
     "end of the data": (
         lambda raw: cutter._end(raw.get(b"train"), raw.get(b"end"), b"train"),
         {b"train": b"7", b"end": b"7"},

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 
-from penstock.buffer.retire import told_at
+from penstock.buffer.retire import last_report_s
 from penstock.payloads.servers import parse as parse_servers
 from penstock.protocol import snapshot, subs, waits
 from penstock.protocol.burials import _lengths_of
@@ -74,7 +74,7 @@ VALUES: dict[str, tuple[Callable[[bytes], object], Any]] = {
     "fleet": (field(STATE, lambda one: read_state(one, KEYS)), FLEET),
     "wanted": (field(WANTED, lambda one: read_wanted(one, KEYS)), {"policy.engines": 2}),
     "capacity": (field(CAPACITY, lambda one: read_capacity(one, KEYS)), 1.5),
-    "age of a record": (told_at, {"at": 1.0}),
+    "age of a record": (last_report_s, {"at": 1.0}),
     "dead letter": (lambda data: _lengths_of({b"id": b"j", b"body": data}, data), hostile_records.JOB.to_map()),
 }  # fmt: skip
 

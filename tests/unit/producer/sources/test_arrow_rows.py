@@ -37,7 +37,7 @@ def values(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["text", "day", "second", "span"])
 def test_what_python_cannot_hold_is_a_bad_line_by_its_number(kind: str) -> None:
     table = module("pyarrow").table({"prompt": values(kind)})
-    with pytest.raises(BadLine, match="dataset d, line 1: its 'prompt' cannot be read"):
+    with pytest.raises(BadLine, match="dataset d, line 1: column 'prompt' cannot be read"):
         rows(table).row(0)
 
 
@@ -64,14 +64,14 @@ def test_columns_that_nobody_asked_for_are_not_read() -> None:
     table = arrow.table({"prompt": ["p"], "label": ["l"], "about": [{"a": 1}], "nowhere": nowhere, "far": far})
     assert rows(table, metadata_key="about").row(0) == {"prompt": "p", "label": "l", "about": {"a": 1}}
     for name in ("nowhere", "far"):
-        with pytest.raises(BadLine, match=f"line 1: its '{name}' cannot be read"):
+        with pytest.raises(BadLine, match=f"line 1: column '{name}' cannot be read"):
             rows(table, label_key=name).row(0)
 
 
 def test_a_column_that_is_there_twice_is_refused_where_it_is_read() -> None:
     arrow = module("pyarrow")
     table = arrow.table([["p"], ["l"], ["m"], ["x"], ["y"]], names=["prompt", "label", "label", "other", "other"])
-    with pytest.raises(ConfigError, match=r"dataset d: it has 2 columns named 'label'.*leave one"):
+    with pytest.raises(ConfigError, match=r"dataset d: it has 2 columns named 'label'.*remove all but one"):
         rows(table)
     assert rows(table, label_key=None).row(0) == {"prompt": "p"}
 

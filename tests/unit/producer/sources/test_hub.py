@@ -35,7 +35,7 @@ def test_of_several_splits_one_is_named(tmp_path: Path) -> None:
     datasets.DatasetDict(splits).save_to_disk(tmp_path)
     assert len(dataset(tmp_path, split="test")) == 2
     for split in (None, "other"):
-        with pytest.raises(ConfigError, match=f"it has the splits test, train, and its split is {split}: name one"):
+        with pytest.raises(ConfigError, match=f"split is {split}, but it has test, train: set split"):
             dataset(tmp_path, split=split)
 
 

@@ -26,7 +26,11 @@ LINES = [
     b'{"prompt": "p6", "label": "6"}',
 ]
 GOOD = [0, 2, 6]
-SAYS = ["line 2( of .*)? is not JSON in UTF-8", "line 4( of .*)? is not JSON in UTF-8", "line 5( of .*)? is not a JSON"]
+SAYS = [
+    "line 2( of .*)? is not JSON in UTF-8",
+    "line 4( of .*)? is not JSON in UTF-8",
+    "line 5( of .*)? is not a JSON",
+]
 
 
 def lines(folder: Path, name: str, text: bytes = b"\n".join(LINES) + b"\n") -> Path:
@@ -90,7 +94,7 @@ def test_text_that_is_not_utf8_is_a_row_of_its_own(tmp_path: Path, form: str) ->
     keys = {"name": "d", "path": path, "shuffle": False, "streaming": "stream" in form}
     made = Dataset(DatasetConfig(**keys, on_bad_line="skip"))
     assert offered(made, 4) == ["d/0/0", "-", "d/0/2", "d/1/0"]
-    with pytest.raises(BadLine, match="dataset d, line 2: its 'prompt' cannot be read"):
+    with pytest.raises(BadLine, match="dataset d, line 2: column 'prompt' cannot be read"):
         Dataset(DatasetConfig(**keys)).take(1)
 
 
