@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from penstock.config import Config
 from penstock.consumers.batch.fetch import PayloadReader, row_of_meta
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
-from penstock.metrics.series import counter, gauge
+from penstock.metrics.series import families, table
 from penstock.metrics.server import Exporter
 from penstock.names import Lane, check_name, new_token
 from penstock.payloads import decode
@@ -45,14 +45,16 @@ from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.redis.saved_config import config_of
 
-CALLS = counter("scorer_calls", "Finished calls, including failed ones.")
-FAILED = counter("scorer_failed_calls", "Calls that raised.")
-SEQUENCES = counter("scorer_sequences", "Sequences that were scored.")
-TOKENS = counter("scorer_tokens", "Tokens of these sequences, including those before the start.")
-SECONDS = counter("scorer_seconds", "Time in calls.")
-ASKED = gauge("scorer_asked_sequences", "Sequences of the running call; 0 without a call.")
-
-SERIES = (CALLS, FAILED, SEQUENCES, TOKENS, SECONDS, ASKED)
+#: By attribute of ``ScorerTally``.
+TABLE = table("""
+    calls counter scorer_calls Finished calls, including failed ones.
+    failed counter scorer_failed_calls Calls that raised.
+    sequences counter scorer_sequences Sequences that were scored.
+    tokens counter scorer_tokens Tokens of these sequences, including those before the start.
+    seconds counter scorer_seconds Time in calls.
+    asked gauge scorer_asked_sequences Sequences of the running call; 0 without a call.
+""")
+SERIES = tuple(TABLE.values())
 
 
 @dataclass(slots=True)
@@ -84,12 +86,7 @@ class ScorerTally(Collector):
             self.asked = 0
 
     def collect(self) -> Iterator[Metric]:
-        yield CALLS.of(self.calls)
-        yield FAILED.of(self.failed)
-        yield SEQUENCES.of(self.sequences)
-        yield TOKENS.of(self.tokens)
-        yield SECONDS.of(self.seconds)
-        yield ASKED.of(self.asked)
+        return families(TABLE, {name: getattr(self, name) for name in TABLE})
 
 
 #: Most jobs of one scorer that are admitted and not yet collected.

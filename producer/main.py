@@ -33,7 +33,7 @@ from prometheus_client.registry import Collector
 from penstock.config import Config
 from penstock.config.staleness import Mode, Sampler
 from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavailable
-from penstock.metrics.series import counter, gauge
+from penstock.metrics.series import families, table
 from penstock.metrics.server import serve
 from penstock.model.tokenizer import read_tokenizer
 from penstock.names import Lane
@@ -61,15 +61,16 @@ from penstock.system.extras import check_installed
 
 log = logging.getLogger(__name__)
 
-ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")
-POSITION = gauge("producer_position", "Training prompts that were admitted, over all epochs and producers.")
-EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while the end of a stream is not known yet.")
-CLOSED = gauge("producer_waits", "1 while the producer waits; `penstock why` shows the cause.")
-WAITED = counter(
-    "producer_wait_seconds", "Time in which the producer waited for the gate or another cause and admitted no jobs."
-)
-
-SERIES = (ADMITTED, POSITION, EPOCH, CLOSED, WAITED)
+#: By attribute of ``Tally``.
+TABLE = table("""
+    admitted counter producer_admitted_jobs{lane} Jobs that this producer admitted.
+    position gauge producer_position Training prompts that were admitted, over all epochs and producers.
+    epoch_prompts gauge producer_epoch_prompts Prompts of one epoch; 0 while the end of a stream is not known yet.
+    waits gauge producer_waits 1 while the producer waits; `penstock why` shows the cause.
+    waited_s counter producer_wait_seconds Time in which the producer waited for the gate or another cause and
+        admitted no jobs.
+""")
+SERIES = tuple(TABLE.values())
 
 
 @dataclass(slots=True)
@@ -83,11 +84,7 @@ class Tally(Collector):
     waited_s: float = 0.0
 
     def collect(self) -> Iterator[Metric]:
-        yield ADMITTED.each(list(self.admitted.items()))
-        yield POSITION.of(self.position)
-        yield EPOCH.of(self.epoch_prompts)
-        yield CLOSED.of(self.waits)
-        yield WAITED.of(self.waited_s)
+        return families(TABLE, {name: getattr(self, name) for name in TABLE})
 
 
 #: Optional keys of a dataset that affect its prompts or their positions.

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from penstock.errors import PenstockError
 from penstock.history.row import SampleRow
-from penstock.metrics.series import counter, slime
+from penstock.metrics.series import families, table
 from penstock.protocol.scripts import note
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
@@ -76,23 +76,20 @@ class LatestRecord:
         control.close()
 
 
-GROUPS = counter("recorder_groups", "Groups that were recorded and may be deleted.")
-ROWS = counter(
-    "recorder_rows", "Rows that were written, by fate of the sample; after a crash, some rows count again.", "fate"
-)
-TOKENS = counter("recorder_generated_tokens", "Tokens that the policy generated for the samples of these rows.", "fate")
-SECONDS = counter("recorder_write_seconds", "Time for writing and syncing rows, including waits for disk space.")
-
-FAILURES = counter("recorder_hook_failures", "Calls of hooks.all_samples that raised or ran too long.")
-
-REPETITIVE = counter(
-    "recorder_repetitive_samples", "Recorded answers of more than 10,000 characters with a repetitive end."
-)
-REPETITION = slime(
-    "rollout/repetition_frac", "Share of repetitive answers among the recorded ones, since this recorder started."
-)
-
-SERIES = (GROUPS, ROWS, TOKENS, SECONDS, FAILURES, REPETITIVE, REPETITION)
+#: By attribute of ``RecorderTally``.
+TABLE = table("""
+    groups counter recorder_groups Groups that were recorded and may be deleted.
+    rows counter recorder_rows{fate} Rows that were written, by fate of the sample; after a crash, some rows count
+        again.
+    tokens counter recorder_generated_tokens{fate} Tokens that the policy generated for the samples of these rows.
+    write_s counter recorder_write_seconds Time for writing and syncing rows, including waits for disk space.
+    hook_failures counter recorder_hook_failures Calls of hooks.all_samples that raised or ran too long.
+    repetitive counter recorder_repetitive_samples Recorded answers of more than 10,000 characters with a repetitive
+        end.
+    repetition slime rollout/repetition_frac Share of repetitive answers among the recorded ones, since this
+        recorder started.
+""")
+SERIES = tuple(TABLE.values())
 
 #: Shorter answers are not checked; of longer ones, this many characters at the end are.
 LOOKED_AT = 10_000
@@ -129,12 +126,9 @@ class RecorderTally(Collector):
             self.repetitive += is_repetitive(row.answer)
         self.write_s += seconds
 
+    @property
+    def repetition(self) -> float | None:
+        return self.repetitive / self.answers if self.answers else None
+
     def collect(self) -> Iterator[Metric]:
-        yield GROUPS.of(self.groups)
-        yield ROWS.each(list(self.rows.items()))
-        yield TOKENS.each(list(self.tokens.items()))
-        yield SECONDS.of(self.write_s)
-        yield FAILURES.of(self.hook_failures)
-        yield REPETITIVE.of(self.repetitive)
-        if self.answers:
-            yield REPETITION.of(self.repetitive / self.answers)
+        return families(TABLE, {name: getattr(self, name) for name in TABLE})

@@ -5,8 +5,9 @@ A figure with a name in slime has that name, converted by a rule (``slime``), so
 """
 
 import re
+import textwrap
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any, Literal
@@ -72,14 +73,17 @@ class Series:
         family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(
             self.name, self.says, labels=self.labels
         )
-        pairs = values.items() if isinstance(values, Mapping) else values
+        # A copy: other threads add to the counts of a process while they are read.
+        pairs = list(values.items() if isinstance(values, Mapping) else values)
         # A map by labels: duplicates after shortening would make Prometheus refuse the complete scrape.
         for labels, value in {_labels(one): value for one, value in islice(pairs, MAX_SAMPLES)}.items():
             family.add_metric(labels, value)
         return family
 
-    def histogram(self, values: Histogram) -> Metric:
-        """Return the family of a histogram without labels."""
+    def family(self, values: Any) -> Metric:
+        """Return the family of a histogram, of values by label, or of the value of a series without labels."""
+        if not isinstance(values, Histogram):
+            return self.each(values) if self.labels else self.of(values)
         family = HistogramMetricFamily(self.name, self.says)
         family.add_metric([], buckets=values.buckets(), sum_value=values.sum)
         return family
@@ -95,11 +99,6 @@ def gauge(name: str, says: str, *labels: str) -> Series:
     return Series(f"penstock_{name}", "gauge", says, labels)
 
 
-def histogram(name: str, says: str) -> Series:
-    """Make a series of a distribution."""
-    return Series(f"penstock_{name}", "histogram", says)
-
-
 def slime(name: str, says: str) -> Series:
     """Make a gauge with slime's name, for the last batch or version.
 
@@ -109,6 +108,27 @@ def slime(name: str, says: str) -> Series:
     labels = tuple(re.findall(r"{(\w+)}", name))
     plain = re.sub(r"[/\-.]+", "_", re.sub(r"{\w+}", "", name).replace("@", "_at_"))
     return Series(re.sub(r"_+", "_", plain).strip("_"), "gauge", says, labels, name)
+
+
+def table(text: str) -> dict[str, Series]:
+    """Parse a line per series: its key, kind or ``slime``, name with labels in braces, and help text.
+
+    A line that is indented further continues the one before.
+    """
+    lines = re.sub(r"\n +", " ", textwrap.dedent(text).strip()).splitlines()
+    return {key: _parse(kind, name, says) for key, kind, name, says in (line.split(maxsplit=3) for line in lines)}
+
+
+def _parse(kind: str, name: str, says: str) -> Series:
+    if kind == "slime":
+        return slime(name, says)
+    base, _, labels = name.partition("{")
+    return Series(f"penstock_{base}", kind, says, tuple(re.findall(r"\w+", labels)))  # type: ignore[arg-type]
+
+
+def families(series: Mapping[str, Series], values: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the families of a table whose values are known (not None), by their keys."""
+    return (one.family(values[key]) for key, one in series.items() if values.get(key) is not None)
 
 
 def _labels(values: Labels) -> tuple[str, ...]:

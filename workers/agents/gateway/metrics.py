@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.metrics.series import counter, gauge
+from penstock.metrics.series import families, table
 
-REQUESTS = counter("gateway_requests", "Answered requests, by path and status.", "path", "status")
-TURN_SECONDS = counter("gateway_turn_seconds", "Time of answered turns, summed over turns.")
-OPEN_TURNS = gauge("gateway_open_turns", "Turns in progress.")
-REPEATS = counter("gateway_repeated_requests", "Requests resent to a worker because the first request was lost.")
-CONNECTIONS = gauge("gateway_connections", "Open connections of clients.")
-REFUSED = counter("gateway_refused_connections", "Connections closed to make room for others.")
-
-SERIES = (REQUESTS, TURN_SECONDS, OPEN_TURNS, REPEATS, CONNECTIONS, REFUSED)
+#: By attribute of ``Tally``.
+TABLE = table("""
+    requests counter gateway_requests{path,status} Answered requests, by path and status.
+    turn_s counter gateway_turn_seconds Time of answered turns, summed over turns.
+    open_turns gauge gateway_open_turns Turns in progress.
+    repeats counter gateway_repeated_requests Requests resent to a worker because the first request was lost.
+    connections gauge gateway_connections Open connections of clients.
+    refused counter gateway_refused_connections Connections closed to make room for others.
+""")
+SERIES = tuple(TABLE.values())
 
 
 @dataclass(slots=True)
@@ -32,9 +34,4 @@ class Tally(Collector):
     refused: int = 0
 
     def collect(self) -> Iterator[Metric]:
-        yield REQUESTS.each(list(self.requests.items()))
-        yield TURN_SECONDS.of(self.turn_s)
-        yield OPEN_TURNS.of(self.open_turns)
-        yield REPEATS.of(self.repeats)
-        yield CONNECTIONS.of(self.connections)
-        yield REFUSED.of(self.refused)
+        return families(TABLE, {name: getattr(self, name) for name in TABLE})

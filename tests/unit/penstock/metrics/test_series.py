@@ -6,7 +6,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from penstock.metrics.series import MAX_SAMPLES, Histogram, counter, gauge, histogram, slime
+from penstock.metrics.series import MAX_SAMPLES, Histogram, counter, families, gauge, slime, table
+
+HISTOGRAM = table("a histogram a Values.")["a"]
 
 
 class Of(Collector):
@@ -45,7 +47,24 @@ def test_names_of_slime_follow_the_rule(name: str, series: str, labels: tuple[st
 def test_kinds_have_the_endings_that_queries_use() -> None:
     assert counter("a", "").shown_as == "penstock_a_total"
     assert gauge("a", "").shown_as == "penstock_a"
-    assert histogram("a", "").shown_as == "penstock_a_bucket"
+    assert HISTOGRAM.shown_as == "penstock_a_bucket"
+
+
+def test_a_table_has_a_line_per_series_and_families_of_the_values_that_are_known() -> None:
+    series = table("""
+        jobs gauge jobs{lane,state} Jobs of each lane,
+            queued or leased.
+        sent counter sent Bytes sent.
+        mean slime rollout/mean/{kind} A mean.
+    """)
+
+    assert series == {
+        "jobs": gauge("jobs", "Jobs of each lane, queued or leased.", "lane", "state"),
+        "sent": counter("sent", "Bytes sent."),
+        "mean": slime("rollout/mean/{kind}", "A mean."),
+    }
+    found = scraped(*families(series, {"jobs": {("train", "queued"): 2.0}, "sent": 3, "mean": None}))
+    assert found == {("penstock_jobs", ("train", "queued")): 2, ("penstock_sent_total", ()): 3}
 
 
 def test_labels_are_harmless_whatever_a_record_holds() -> None:
@@ -74,7 +93,7 @@ def test_a_histogram_counts_what_is_at_or_below_each_bound() -> None:
     for value in (0, 1, 2, 4, 5):
         values.add(value)
 
-    found = scraped(histogram("a", "").histogram(values))
+    found = scraped(HISTOGRAM.family(values))
 
     counts = {labels: value for (name, labels), value in found.items() if name == "penstock_a_bucket"}
     assert counts == {("1",): 2, ("4",): 4, ("+Inf",): 5}
