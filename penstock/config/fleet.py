@@ -225,8 +225,8 @@ class FleetConfig(Section):
     launcher: Literal["local", "ray"] = "local"
     #: Machines of the fleet; empty: this machine with its GPUs, or the nodes of the Ray cluster.
     nodes: list[NodeConfig] = Field(default_factory=list)
-    #: First and last port that the fleet may use on every node; the default is below the ephemeral ports of most
-    #: kernels.
+    #: First and last port that the fleet may use on every node, ten by each process; the default is below the ephemeral
+    #: ports of most kernels.
     ports: tuple[Port, Port] = (20000, 29999)
     #: Models that the fleet serves. Empty: worker.count regular engines of ``model`` without GPUs.
     models: list[ModelGroups] = Field(default_factory=list)

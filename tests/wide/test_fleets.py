@@ -162,10 +162,12 @@ def test_ray_says_what_is_missing_for_a_place(
         launcher.release("policy.r.1")
         with pytest.raises(ConfigError, match=r"needs 2 GPUs, .* found none within 1 s: .* 1 of them are free"):
             launcher.take("policy.r.0", 2, node, None)
-        first = launcher.port("policy.r.0", node, 2)
-        assert launcher.port("policy.r.1", node) == first + 2
+        first = launcher.ports("policy.r.0", node)
+        assert launcher.ports("policy.r.1", node) > first
+        launcher._range = (20_000, 20_005)
+        launcher._ports.clear()
         with pytest.raises(ConfigError, match=r"fleet\.ports .* is too small"):
-            launcher.port("policy.r.2", node, 20_000)
+            launcher.ports("policy.r.2", node)
         launcher.close()
         nowhere = config.fleet.model_copy(update={"nodes": [NodeConfig(host="10.9.9.9")]})
         launcher = RayLauncher(config.model_copy(update={"fleet": nowhere}))
@@ -216,6 +218,11 @@ async def test_ray_places_an_engine_over_two_hosts(
         gone = open_pidfds([server.look().pid])
         server.kill()
         assert wait_gone(gone, 10) == []
+        # A worker's engine gets the GPU of Ray's choice by inheritance.
+        worker = launcher.start(replace(spec, command=(), arguments=("http.server", "0")))
+        await until(lambda: worker.look().state == "running")
+        assert visible_gpus_of(worker.look().pid) in ("0", "1")
+        worker.kill()
         moved = launcher.start(replace(spec, host=cluster.head_node.node_ip_address))
         await until(lambda: "moved from" in moved.look().why)
         moved.kill()
@@ -227,3 +234,8 @@ async def test_ray_places_an_engine_over_two_hosts(
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def visible_gpus_of(pid: int) -> str:
+    variables = (one.partition("=") for one in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    return next((value for name, _, value in variables if name == "CUDA_VISIBLE_DEVICES"), "")

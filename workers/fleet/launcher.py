@@ -77,8 +77,8 @@ class Places(Protocol):
             ConfigError: not enough are free.
         """
 
-    def port(self, owner: str, host: str, count: int = 1) -> int:
-        """Assign the first of ``count`` ports in a row. Raises ConfigError if none is left."""
+    def ports(self, owner: str, host: str) -> int:
+        """Assign a block of ports to a process; return the first. Raises ConfigError if none is left."""
 
     def release(self, owner: str) -> None:
         """Release the GPUs and ports of an engine."""

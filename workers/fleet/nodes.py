@@ -9,6 +9,8 @@ from penstock.metrics.gpu_load import numbered, visible_gpus
 from penstock.workers.fleet.launcher import Slot
 
 LOOPBACK = "127.0.0.1"
+#: Ports of one process.
+BLOCK = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,9 @@ class Nodes:
         self._assigned += [(engine, slot) for slot in slots]
         return slots
 
-    def port(self, owner: str, host: str, count: int = 1) -> int:
+    def ports(self, owner: str, host: str) -> int:
         """Assign ports; see Places."""
-        return self._ports[host].take(owner, count)
+        return self._ports[host].take(owner)
 
     def release(self, owner: str) -> None:
         """Release GPUs and ports; see Places."""
@@ -116,7 +118,7 @@ class Nodes:
 
 
 class Ports:
-    """Assign ports of one machine, each once, in order.
+    """Assign blocks of ``BLOCK`` ports of one machine, each once, in order.
 
     Args:
         first, last: the range, both included.
@@ -126,52 +128,46 @@ class Ports:
     def __init__(self, host: str, first: int, last: int, *, reserves: bool = False) -> None:
         self._host, self._first, self._last = host, first, last
         self._reserves = reserves
-        self._owners: dict[int, str] = {}
-        self._reserved: dict[int, socket.socket] = {}
+        #: First port of a block -> its owner and its reservation.
+        self._taken: dict[int, tuple[str, socket.socket | None]] = {}
 
-    def take(self, owner: str, count: int = 1) -> int:
-        """Return the first of ``count`` ports in a row. Raises ConfigError if the range is used up."""
-        row: list[int] = []
-        for port in range(self._first, self._last + 1):
-            row = [*row, port] if self._is_free(port) else []
-            if len(row) == count:
-                self._owners |= dict.fromkeys(row, owner)
-                self._close_unused()
-                return row[0]
-        self._close_unused()
+    def take(self, owner: str) -> int:
+        """Return the first port of a free block. Raises ConfigError if the range is used up."""
+        # Blocks begin at the same ports in every range, so that two fleets never share a part of one.
+        for first in range(-(-self._first // BLOCK) * BLOCK, self._last - BLOCK + 2, BLOCK):
+            if first not in self._taken:
+                reservation = reserve(first) if self._reserves else None
+                if reservation is not None or not self._reserves:
+                    self._taken[first] = (owner, reservation)
+                    return first
         raise ConfigError(
-            f"fleet.ports [{self._first}, {self._last}] is too small for host {self._host}: no {count} free port"
-            f"{'s in a row' if count > 1 else ''} left for {owner}; widen the range."
+            f"fleet.ports [{self._first}, {self._last}] is too small for host {self._host}: no {BLOCK} free ports left "
+            f"for {owner}; widen the range."
         )
 
     def release(self, owner: str) -> None:
         """Release the ports of an owner."""
-        self._owners = {port: who for port, who in self._owners.items() if who != owner}
-        self._close_unused()
-
-    def _is_free(self, port: int) -> bool:
-        """Return whether a port can be assigned; it is reserved then."""
-        if port in self._owners:
-            return False
-        if self._reserves and (reservation := reserve(port)) is not None:
-            self._reserved[port] = reservation
-        return not self._reserves or port in self._reserved
-
-    def _close_unused(self) -> None:
-        for port in self._reserved.keys() - self._owners.keys():
-            self._reserved.pop(port).close()
+        for first, (who, reservation) in list(self._taken.items()):
+            if who == owner:
+                del self._taken[first]
+                if reservation is not None:
+                    reservation.close()
 
 
-def reserve(port: int) -> socket.socket | None:
-    """Reserve a port against other fleets on this machine, until the returned socket is closed; None: it is taken."""
+def reserve(first: int) -> socket.socket | None:
+    """Reserve a block of ports against other fleets on this machine, until the returned socket is closed.
+
+    Returns None if it is reserved, or one of its ports is in use.
+    """
     reservation = socket.socket(socket.AF_UNIX)
     try:
-        # An abstract name lives as long as its socket, in the network namespace that the port belongs to.
-        reservation.bind(f"\0penstock-port-{port}")
-        with socket.socket() as probe:
-            # As a server does that reuses the port of another: closing connections do not block it.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("0.0.0.0", port))
+        # An abstract name lives as long as its socket, in the network namespace that the ports belong to.
+        reservation.bind(f"\0penstock-ports-{first}")
+        for port in range(first, first + BLOCK):
+            with socket.socket() as probe:
+                # As a server does that reuses the port of another: closing connections do not block it.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("0.0.0.0", port))
     except OSError:
         reservation.close()
         return None

@@ -25,8 +25,8 @@ from penstock.workers.fleet.nodes import LOOPBACK, Node, Nodes
 from penstock.workers.router.process import build_router_command
 from penstock.workers.sglang.args import build_command, engine_variables
 
-#: Ports above --dist-init-addr that SGLang derives from it (0.5.20: six).
-DERIVED_PORTS = 6
+#: Ports of a process, by their place in its block. SGLang (0.5.20) derives the six after --dist-init-addr from it.
+HTTP, NCCL, BOOTSTRAP, DIST_INIT = range(4)
 
 #: worker: its worker starts it; fleet; nobody: a placeholder, or a server that runs already.
 StartedBy = Literal["worker", "fleet", "nobody"]
@@ -87,18 +87,17 @@ class WorkerProcess:
 class _Placed:
     """One engine with its GPUs and ports, which it keeps while others come and go."""
 
+    name: str
     model: ModelGroups
     group_name: str
     group: GroupConfig
     index: int
     args: dict[str, Any]
-    #: Of each of its processes; a server that runs already has one without a host, and no ports.
+    started_by: StartedBy
+    #: Of each of its processes; a server that runs already has one without a host.
     slots: list[Slot]
-    ports: list[dict[str, int]]
-
-    @property
-    def name(self) -> str:
-        return f"{self.model.name}.{self.group_name}.{self.index}"
+    #: First port of the block of each of its processes; [] if it is not started here.
+    ports: list[int]
 
 
 def plan(config: Config, nodes: list[Node]) -> "Plan":
@@ -174,43 +173,28 @@ class Plan:
 
     def _place(self, model: ModelGroups, group_name: str, group: GroupConfig, index: int) -> None:
         """Assign nodes, GPUs and ports to an engine."""
-        placed = _Placed(model, group_name, group, index, {}, [], [])
-        name, per = placed.name, group.per_engine
-        if group.urls:
-            placed.slots.append(Slot(""))
-        else:
-            if group.worker_type != "placeholder":
-                where = f"fleet.models.{model.name}.{group_name}"
-                placed.args.update(group_arguments(self.config, where, group))
-            gpus = None if group.gpus is None else tuple(group.gpus[index * per : (index + 1) * per])
-            placed.slots.extend(self.places.take(name, per, group.host, gpus))
+        name, where, per = (
+            f"{model.name}.{group_name}.{index}",
+            f"fleet.models.{model.name}.{group_name}",
+            group.per_engine,
+        )
+        is_started = not group.urls and group.worker_type != "placeholder"
+        args = group_arguments(self.config, where, group) if is_started else {}
+        gpus = None if group.gpus is None else tuple(group.gpus[index * per : (index + 1) * per])
+        slots = [Slot("")] if group.urls else self.places.take(name, per, group.host, gpus)
         try:
-            self._assign_ports(placed)
+            if len(slots) > 1 and group.worker_type == "encoder":
+                raise ConfigError(
+                    f"{name}: an encoder cannot be spread over {len(slots)} nodes: lower num_gpus_per_engine."
+                )
+            ports = [self.places.ports(name, slot.host) for slot in slots] if is_started else []
         except ConfigError:
             self.places.release(name)
             raise
-        self._placed.append(placed)
-
-    def _assign_ports(self, placed: _Placed) -> None:
-        if self._started_by(placed) == "nobody":
-            return
-        name, slots, worker_type = placed.name, placed.slots, placed.group.worker_type
-        if len(slots) > 1 and worker_type == "encoder":
-            raise ConfigError(
-                f"{name}: an encoder cannot be spread over {len(slots)} nodes: lower num_gpus_per_engine."
-            )
-        first = {}
-        if len(slots) > 1 or placed.args.get("enable_dp_attention"):
-            first = {"dist_init": self.places.port(name, slots[0].host, 1 + DERIVED_PORTS)}
-        kinds = ("http", "nccl", "bootstrap") if worker_type == "prefill" else ("http", "nccl")
-        placed.ports.extend({kind: self.places.port(name, slot.host) for kind in kinds} for slot in slots)
-        placed.ports[0].update(first)
-
-    def _started_by(self, placed: _Placed) -> StartedBy:
-        if placed.group.urls or placed.group.worker_type == "placeholder":
-            return "nobody"
-        own = placed.model.name == self.config.model.name and not is_routed(self.config, placed.model)
-        return "worker" if own and placed.group.worker_type == "regular" and len(placed.slots) == 1 else "fleet"
+        own = model.name == self.config.model.name and not is_routed(self.config, model) and len(slots) == 1
+        by: StartedBy = "worker" if own and group.worker_type == "regular" else "fleet"
+        by = by if is_started else "nobody"
+        self._placed.append(_Placed(name, model, group_name, group, index, args, by, slots, ports))
 
     # -- processes of the placed engines
 
@@ -231,7 +215,7 @@ class Plan:
 
     def _processes(self, placed: _Placed) -> list[EngineProcess]:
         """Return the processes of an engine, by rank."""
-        by, count, url = self._started_by(placed), len(placed.slots), self._url(placed)
+        count, url = len(placed.slots), self._url(placed)
         processes = [
             EngineProcess(
                 name=f"{placed.name}.n{rank}" if count > 1 else placed.name,
@@ -242,30 +226,34 @@ class Plan:
                 num_nodes=count,
                 host=slot.host,
                 gpus=slot.gpus,
-                started_by=by,
+                started_by=placed.started_by,
                 url=url if rank == 0 else "",
             )
             for rank, slot in enumerate(placed.slots)
         ]
-        return processes if by == "nobody" else [self._with_command(placed, one) for one in processes]
+        return [self._with_command(placed, one) for one in processes] if placed.ports else processes
 
     def _url(self, placed: _Placed) -> str:
         if placed.group.urls:
             return placed.group.urls[placed.index]
-        return f"http://{self._address(placed, 0)}:{placed.ports[0]['http']}" if placed.ports else ""
+        return f"http://{self._address(placed, 0)}:{placed.ports[0] + HTTP}" if placed.ports else ""
 
     def _address(self, placed: _Placed, rank: int) -> str:
         # An address that only its own worker uses need not be reachable from other machines.
-        return placed.slots[rank].host if self._spread and self._started_by(placed) == "fleet" else LOOPBACK
+        return placed.slots[rank].host if self._spread and placed.started_by == "fleet" else LOOPBACK
 
     def _with_command(self, placed: _Placed, process: EngineProcess) -> EngineProcess:
         config, group, rank = self.config, placed.group, process.rank
-        ports = placed.ports[rank]
+        ports = {"http": placed.ports[rank] + HTTP, "nccl": placed.ports[rank] + NCCL}
         args = placed.args | {"nccl_port": ports["nccl"]}
-        if dist_init := placed.ports[0].get("dist_init"):
+        if process.num_nodes > 1 or args.get("enable_dp_attention"):
+            dist_init = placed.ports[0] + DIST_INIT
+            ports |= {"dist_init": dist_init} if rank == 0 else {}
             args["dist_init_addr"] = f"{self._address(placed, 0)}:{dist_init}"
         if process.num_nodes > 1:
             args |= {"nnodes": process.num_nodes, "node_rank": rank}
+        if group.worker_type == "prefill":
+            ports["bootstrap"] = placed.ports[rank] + BOOTSTRAP
         args |= role_arguments(group.worker_type, ports, self._encoders(placed))
         env = config.engine.server_env | group.env
         if visible := placed.slots[rank].visible:
@@ -298,13 +286,14 @@ class Plan:
         if known is not None:
             return replace(known, router=known.router.model_copy(update={"engines": members}))
         name, host = f"{model.name}.router", next((e.host for e in served if e.host), self.places.hosts[0])
+        port = self.places.ports(name, host)
         router = RouterConfig(
             **dict(model.router or RouterOptions()),
             engines=members,
             host=host if self._spread and not trained else LOOPBACK,
-            port=self.places.port(name, host),
+            port=port,
         )
-        command = build_router_command(router, self.config.engine.python, metrics_port=self.places.port(name, host))
+        command = build_router_command(router, self.config.engine.python, metrics_port=port + 1)
         return RouterProcess(name, model.name, host, router, "worker" if trained else "fleet", tuple(command))
 
     def _routed_worker(self, model: ModelGroups, router: RouterProcess) -> WorkerProcess:

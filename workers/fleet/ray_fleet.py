@@ -190,14 +190,14 @@ class RayLauncher:
         placed = placement_group_table(group)["bundles_to_node_id"]
         return [Slot(names[placed[index]], tuple(range(per_node))) for index in range(count)]
 
-    def port(self, owner: str, host: str, count: int = 1) -> int:
+    def ports(self, owner: str, host: str) -> int:
         """Assign ports; see Places. Blocks for an answer of the node."""
         if host not in self._ports:
             # Lives on the node as long as the fleet, and holds its ports.
             actor = self._ray.remote(num_cpus=0, resources={f"node:{host}": PIN})(Ports)
             self._ports[host] = actor.remote(host, *self._range, reserves=True)
         try:
-            first: int = self._ray.get(self._ports[host].take.remote(owner, count), timeout=START_S)
+            first: int = self._ray.get(self._ports[host].take.remote(owner), timeout=START_S)
         except self._ray.exceptions.RayTaskError as exc:
             raise exc.cause from None
         except self._ray.exceptions.GetTimeoutError as exc:

@@ -175,6 +175,7 @@ class Verifier(Worker):
         assert isinstance(job, CheckJob)
         try:
             asker, name, text = job.question()
+            label = sample_from_json(text).job.label
         except ProtocolError:
             return
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
@@ -182,7 +183,7 @@ class Verifier(Worker):
             # The kernel's limit on an answer that takes too long to check.
             verdict = Verdict(reward=0.0, info={"out_of_time": True})
         elif number == signal.SIGPROF and kind_of(name):
-            slow = processes.too_slow(name, _label_of(text), processes.CHECK_CPU_S)
+            slow = processes.too_slow(name, label, processes.CHECK_CPU_S)
             verdict = Verdict.raised(ValueError(slow))
         else:
             how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
@@ -203,13 +204,6 @@ class Verifier(Worker):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
-
-
-def _label_of(text: str) -> str:
-    try:
-        return sample_from_json(text).job.label
-    except ProtocolError:
-        return ""
 
 
 def judge(function: Function | Kind, sample: Sample, name: str, config: RewardConfig) -> Verdict:

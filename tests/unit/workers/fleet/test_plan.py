@@ -53,12 +53,12 @@ def test_regular_engines_are_started_by_a_worker_each() -> None:
     ]
     assert laid_out.engines[1].command == (
         "/env/bin/python", "-m", "sglang.launch_server", "--model-path", "/m", "--tokenizer-path", "/m",
-        "--host", "127.0.0.1", "--port", "20002", "--dtype", "auto", "--attention-backend", "triton",
-        "--mem-fraction-static", "0.7", "--tp-size", "2", "--nccl-port", "20003",
+        "--host", "127.0.0.1", "--port", "20010", "--dtype", "auto", "--attention-backend", "triton",
+        "--mem-fraction-static", "0.7", "--tp-size", "2", "--nccl-port", "20011",
     )  # fmt: skip
     assert laid_out.engines[1].environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert [worker.name for worker in laid_out.workers] == ["policy.regular-0.0", "policy.regular-0.1"]
-    assert laid_out.workers[1].engine.port == 20002
+    assert laid_out.workers[1].engine.port == 20010
     assert laid_out.workers[1].engine.env["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
@@ -105,7 +105,7 @@ def test_prefill_decode_encoders_and_their_router() -> None:
     prefill = flags(laid_out, "policy.prefill-1.0")
     assert prefill["--disaggregation-mode"] == ["prefill"]
     assert prefill["--language-only"] == []
-    assert prefill["--encoder-urls"] == encoders == ["http://10.0.0.2:20002", "http://10.0.0.2:20004"]
+    assert prefill["--encoder-urls"] == encoders == ["http://10.0.0.2:20010", "http://10.0.0.2:20020"]
     assert flags(laid_out, "policy.encoder-3.1")["--encoder-only"] == []
     decode = flags(laid_out, "policy.decode-2.1")
     assert decode["--disaggregation-mode"] == ["decode"]
@@ -133,11 +133,11 @@ def test_encoders_serve_regular_engines_where_there_is_no_prefill() -> None:
 def test_an_engine_over_two_nodes_has_one_address_and_one_worker() -> None:
     laid_out = plan(make({"num_gpus": 16, "num_gpus_per_engine": 16}), TWO)
     first, second = laid_out.engines
-    assert (first.url, second.url) == ("http://10.0.0.1:20007", "")
+    assert (first.url, second.url) == ("http://10.0.0.1:20000", "")
     for rank, name in enumerate(["policy.regular-0.0.n0", "policy.regular-0.0.n1"]):
         got = flags(laid_out, name)
         assert (got["--nnodes"], got["--node-rank"]) == (["2"], [str(rank)])
-        assert got["--dist-init-addr"] == ["10.0.0.1:20000"]
+        assert got["--dist-init-addr"] == ["10.0.0.1:20003"]
         assert got["--tp-size"] == ["16"]
     (worker,) = laid_out.workers
     assert worker.engine.url == first.url
@@ -278,7 +278,7 @@ def test_contradictions_are_refused_with_a_sentence(groups: list[dict[str, Any]]
             },
             "set its model_path",
         ),
-        ({"ports": [20000, 20002]}, r"\[20000, 20002\] is too small for host 127.0.0.1: no 1 free port left"),
+        ({"ports": [20000, 20002]}, r"\[20000, 20002\] is too small for host 127.0.0.1: no 10 free ports left"),
         ({"ports": [2, 1]}, "is not a range"),
     ],
 )
@@ -319,29 +319,25 @@ def test_the_plan_shows_the_names_of_all_variables_and_no_value_of_an_env_sectio
     assert as_records(laid_out)["workers"][0]["feeds"] == "http://127.0.0.1:20000"
 
 
-def test_ports_go_in_rows_around_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = {12, 17}
-    monkeypatch.setattr(nodes, "reserve", lambda port: None if port in taken else socket.socket())
-    ports = Ports("h", 10, 20, reserves=True)
-    assert [ports.take("a"), ports.take("b", 3), ports.take("c")] == [10, 13, 11]
-    with pytest.raises(ConfigError, match="no 4 free ports in a row left for d"):
-        ports.take("d", 4)
+def test_a_block_of_ports_is_given_once_and_not_where_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "reserve", lambda first: None if first == 20 else socket.socket())
+    ports = Ports("h", 5, 50, reserves=True)
+    assert [ports.take(owner) for owner in "abb"] == [10, 30, 40]
+    with pytest.raises(ConfigError, match=r"\[5, 50\] is too small for host h: no 10 free ports left for c"):
+        ports.take("c")
     ports.release("b")
-    assert ports.take("d", 4) == 13
+    assert ports.take("c") == 30
+    for owner in "ac":
+        ports.release(owner)
 
 
-def test_a_reserved_port_is_nobody_elses() -> None:
-    with socket.socket() as listening, socket.socket() as probe:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        probe.bind(("127.0.0.1", 0))
-        busy, free = listening.getsockname()[1], probe.getsockname()[1]
-        probe.close()
-        assert reserve(busy) is None
-        held = reserve(free)
-        assert held is not None
-        assert reserve(free) is None
-        held.close()
-        again = reserve(free)
-        assert again is not None
-        again.close()
+def test_a_reserved_block_is_nobody_elses_nor_is_one_with_a_port_in_use() -> None:
+    first = next(first for first in range(20_000, 30_000, 10) if (held := reserve(first)) is not None)
+    assert held is not None
+    assert reserve(first) is None
+    held.close()
+    with socket.create_server(("127.0.0.1", first + 9)):
+        assert reserve(first) is None
+    again = reserve(first)
+    assert again is not None
+    again.close()
