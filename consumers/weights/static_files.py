@@ -3,8 +3,7 @@
     offer(version) ─> its index is the announced one ─> its files can be requested ─> verb offer_weights, repeatedly
 
 GET and HEAD of ``/OBJECT/FILE``, with ranges, for clients with the run's token; no other files can be requested. A
-connection carries one request, and is closed if the client does not present the token, or does not read, for
-``STALL_S``.
+connection carries one request, and is closed if the client sends none, or does not read, for ``STALL_S``.
 
 Training does not wait for it, and its failures do not fail a publication.
 """
@@ -17,6 +16,7 @@ import stat
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 from aiohttp import web
 from redis.exceptions import RedisError
@@ -28,10 +28,10 @@ from penstock.errors import PenstockError, PublishError
 from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, offer_weights
 from penstock.records.publication import Offer
 from penstock.redis.control import AsyncControl
+from penstock.system.connections import Connections
 from penstock.text import format_exc, redact
 from penstock.weights.index import INDEX_FILE, read_index
 from penstock.weights.serving import (
-    BAD_REQUESTS,
     STALL_S,
     LoopThread,
     is_authorized,
@@ -45,14 +45,10 @@ log = logging.getLogger(__name__)
 
 #: Versions with other weights that are offered at once, the newest ones, and most names of them: each tick has its own.
 KEPT, MAX_OFFERS = 8, 256
-#: Longest head of a request.
-HEAD_BYTES = 8 * 1024
-#: Most open connections; if all have shown the token one more waits, else the oldest without it is closed for it.
-MAX_CONNECTIONS = 32
+#: Most open connections; the oldest without the token is closed to accept a new one, which is refused if all have it.
+MAX_CONNECTIONS = 256
 #: Longest wait for the port.
 START_S = 10.0
-#: Pause after a failed accept, for instance without a free file handle.
-AGAIN_S = 0.1
 #: ``SO_MAX_PACING_RATE`` of Linux: the kernel limits the rate of a socket, in bytes per second.
 _MAX_PACING_RATE = 47
 
@@ -95,12 +91,22 @@ class FileServer:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listening = socket.create_server(found[0][4], family=found[0][0])
-        listening.setblocking(False)
         # Inherited by its connections: one whose client reads nothing for so long is closed.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
         self.connections = _Connections(self._answer, bytes_per_s)
-        self._accepting = loop.create_task(self.connections.accept(listening, tls))
+        server = await loop.create_server(
+            self.connections, sock=listening, ssl=tls, ssl_handshake_timeout=STALL_S if tls else None
+        )
+        self._accepting = loop.create_task(self._accept(server))
         return int(listening.getsockname()[1])
+
+    async def _accept(self, server: asyncio.Server) -> None:
+        """Accept connections until cancelled; then close them."""
+        try:
+            await server.serve_forever()
+        finally:
+            for transport in self.connections.open:
+                transport.abort()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await self._respond(request)
@@ -126,84 +132,21 @@ class FileServer:
         return web.FileResponse(folder / file, headers={"Content-Type": "application/octet-stream"})
 
 
-class _Connections(web.Server):
-    """Serve at most ``MAX_CONNECTIONS``: the oldest without the token is closed for a new one; else that waits."""
+class _Connections(Connections):
+    """Divide ``trainer.serve_bytes_per_s`` among at most ``MAX_CONNECTIONS``."""
 
     def __init__(self, answer: Answer, bytes_per_s: int | None) -> None:
-        super().__init__(
-            answer,
-            handler_cancellation=True,
-            access_log=None,
-            logger=BAD_REQUESTS,
-            lingering_time=0.0,
-            max_line_size=HEAD_BYTES,
-            max_field_size=HEAD_BYTES,
-        )
-        self._stall_s, self._bytes_per_s = STALL_S, bytes_per_s
-        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
-        #: The oldest first: socket, and the time until which the client has to present the token; None: it has.
-        self.open: dict[web.RequestHandler, tuple[socket.socket, asyncio.Timeout]] = {}
+        tally = SimpleNamespace(connections=0, refused=0)
+        super().__init__(answer, MAX_CONNECTIONS, tally, idle_s=STALL_S, linger_s=0.0)
+        self._bytes_per_s = bytes_per_s
 
-    async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Accept connections; each counts from the start of its TLS handshake."""
-        loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    plain, _ = await loop.sock_accept(listening)
-                except OSError as exc:
-                    log.warning("failed to accept a connection: %s", exc)
-                    await asyncio.sleep(AGAIN_S)
-                    continue
-                if self._room.locked() and (silent := [limit for _, limit in self.open.values() if limit.when()]):
-                    _expire(silent[0])
-                await self._room.acquire()
-                self._starting = loop.create_task(self._serve(plain, tls))
-                await asyncio.sleep(0)  # it is in ``open`` now, which refers to it
-
-    async def _serve(self, plain: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Serve a connection until it ends or its limit expires; then close it."""
-        loop, handler = asyncio.get_running_loop(), self()
-        try:
-            async with asyncio.timeout(self._stall_s) as limit:
-                self.open[handler] = plain, limit
-                self._share_rate()
-                await loop.connect_accepted_socket(lambda: handler, plain, ssl=tls)
-                await loop.create_future()
-        except OSError as exc:
-            log.debug("connection closed: %s", exc)
-        finally:
-            del self.open[handler]
-            if handler.transport is None:
-                plain.close()
-            else:
-                handler.transport.abort()
-            self._share_rate()
-            self._room.release()
-
-    def keep(self, handler: web.RequestHandler) -> None:
-        """Let a connection that presented the token stay until it ends."""
-        _, limit = self.open.get(handler, (None, None))
-        if limit is not None and limit.when() and not limit.expired():  # else it is being closed
-            limit.reschedule(None)
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        if (found := self.open.get(handler)) is not None:
-            _expire(found[1])
-
-    def _share_rate(self) -> None:
-        """Divide ``trainer.serve_bytes_per_s`` among the open connections."""
+    def _count(self) -> None:
+        super()._count()
         if self._bytes_per_s is not None:
             each = min(max(1, self._bytes_per_s // max(1, len(self.open))), 2**31 - 1)
-            for plain, _ in self.open.values():
+            for transport in self.open:
                 with suppress(OSError):  # it is being closed
-                    plain.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, each)
-
-
-def _expire(limit: asyncio.Timeout) -> None:
-    if not limit.expired():
-        limit.reschedule(0)
+                    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, each)
 
 
 class StaticFiles:

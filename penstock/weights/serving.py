@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hmac
-import logging
 import os
 import re
 import secrets
@@ -21,7 +20,6 @@ from penstock.errors import ConfigError
 from penstock.text import MASK, know
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 #: Seconds without progress after which either side closes a connection.
 STALL_S = 20.0
@@ -63,20 +61,6 @@ class LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop):  # at its end it cancels tasks and closes the loop
             self._loop.run_forever()
-
-
-class BadRequests(logging.LoggerAdapter[logging.Logger]):
-    """Log malformed requests and lost clients at level DEBUG, everything else unchanged."""
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        from aiohttp.http_exceptions import HttpProcessingError  # the console runs without aiohttp
-
-        is_theirs = isinstance(kwargs.get("exc_info"), HttpProcessingError | ConnectionError | TimeoutError)
-        super().log(logging.DEBUG if is_theirs else level, msg, *args, **kwargs)
-
-
-#: ``logger`` of a server.
-BAD_REQUESTS = BadRequests(log, {})
 
 
 def server_context(config: TlsConfig) -> ssl.SSLContext | None:

@@ -15,7 +15,7 @@ from penstock.config import Config
 from penstock.protocol.episode_key import make_key
 from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
-from penstock.workers.agents.gateway import connections, server
+from penstock.workers.agents.gateway import server
 from tests.integration.gateway_parts import JOB, TOKEN, PlayedWorker, gateway, gateway_config, key_of, turn
 
 CHAT = "/v1/chat/completions"
@@ -146,7 +146,7 @@ async def test_a_slow_body_is_408(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("text", [b"", b"POST /v1/ch", b"POST / HTTP/1.1\r\nHost: h\r\nX-Slow: "])
 async def test_a_slow_head_is_closed(config: Config, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
-    monkeypatch.setattr(connections, "IDLE_S", 0.1)
+    monkeypatch.setattr(server, "IDLE_S", 0.1)
     async with gateway(config) as url:
         reader, writer = await connected(url, text)
 

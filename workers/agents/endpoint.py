@@ -11,7 +11,8 @@ from penstock.config import Config
 from penstock.config.serving import host_in_url
 from penstock.errors import EpisodeKeyInvalid, EpisodeMoved, EpisodeSuperseded
 from penstock.protocol.episode_key import read_key
-from penstock.weights.serving import BAD_REQUESTS, is_authorized, server_context, token_of
+from penstock.system.connections import BAD_REQUESTS
+from penstock.weights.serving import is_authorized, server_context, token_of
 from penstock.workers.agents.agents import Agents
 from penstock.workers.agents.episode import AgentEpisode, End, read_end
 from penstock.workers.agents.requests import MAX_REQUEST_BYTES, RequestInvalid, read_request

@@ -26,8 +26,8 @@ from penstock.records.codec import copy_plain
 from penstock.records.job import Job, JobFailure
 from penstock.records.sample import MAX_PARTS, Drawn, Sample
 from penstock.records.worker_causes import CodeCalled
+from penstock.system.connections import BAD_REQUESTS
 from penstock.text import safe_repr
-from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.engine import Engine
 from penstock.workers.hooks.draws import Draws, Slot
 from penstock.workers.hooks.open_calls import called

@@ -27,10 +27,9 @@ from penstock.redis.connect import connect
 from penstock.redis.control import Control
 from penstock.text import MASK, know, redact
 from penstock.weights.serving import server_context, token_of
-from penstock.workers.agents.gateway.connections import MAX_CONNECTIONS
 from penstock.workers.agents.gateway.metrics import Tally
 from penstock.workers.agents.gateway.routing import Routing
-from penstock.workers.agents.gateway.server import GatewayServer
+from penstock.workers.agents.gateway.server import MAX_CONNECTIONS, GatewayServer
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from aiohttp import web
 from penstock.config import Config
 from penstock.errors import EpisodeKeyInvalid, ProtocolError, QueueUnavailable
 from penstock.protocol.episode_key import EpisodeKey, key_digest, read_key
+from penstock.system.connections import Connections
 from penstock.text import safe_repr
 from penstock.workers.agents.gateway.anthropic_api import Messages
-from penstock.workers.agents.gateway.connections import MAX_CONNECTIONS, Connections
 from penstock.workers.agents.gateway.metrics import Tally
 from penstock.workers.agents.gateway.openai_api import Chat, Completions, models
 from penstock.workers.agents.gateway.routing import RETRY_S, Routing
@@ -27,6 +27,10 @@ from penstock.workers.agents.requests import MAX_REQUEST_BYTES
 
 log = logging.getLogger(__name__)
 
+#: Most open connections; beyond that, the oldest connection without a request is closed.
+MAX_CONNECTIONS = 2048
+#: Longest wait for the head of a request, and for the rest of a refused request's body, in seconds.
+IDLE_S, LINGER_S = 30.0, 2.0
 #: Longest wait for the body of a request, in seconds.
 BODY_S = 60.0
 #: Seconds between pings of a stream during a turn; errors before the first ping still get their own HTTP status.
@@ -77,7 +81,7 @@ class GatewayServer:
         self._open_requests: Counter[str] = Counter()
         #: Ignored parameters that were already logged.
         self._reported: set[str] = set()
-        self.connections = Connections(self._answer, MAX_CONNECTIONS, tally)
+        self.connections = Connections(self._answer, MAX_CONNECTIONS, tally, idle_s=IDLE_S, linger_s=LINGER_S)
         chat = Chat()
         #: Path -> method, handler, and format of turns and errors.
         self._paths: dict[str, tuple[str, Answer, Format]] = {

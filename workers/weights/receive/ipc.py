@@ -10,9 +10,9 @@ from aiohttp import web
 
 from penstock.errors import EngineDied
 from penstock.names import new_token
+from penstock.system.connections import BAD_REQUESTS
 from penstock.system.processes import is_loopback
 from penstock.text import redact
-from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.weights.receive.receive import Arrival, Receiver
 
 #: Path of SGLang's server.

@@ -1,4 +1,4 @@
-"""Connections count from their first byte, TLS or not; a key that asks for a passphrase is refused."""
+"""Connections of TLS that end at any moment leave a free place; a key that asks for a passphrase is refused."""
 
 import contextlib
 import socket
@@ -53,23 +53,6 @@ def answers(server: FileServer, context: ssl.SSLContext) -> None:
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-
-
-def test_a_connection_counts_before_its_tls_is_agreed_on(
-    folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or whoever reaches the port takes every handle of the trainer, without the token."""
-    monkeypatch.setattr("penstock.consumers.weights.static_files.MAX_CONNECTIONS", 2)
-    monkeypatch.setattr("penstock.consumers.weights.static_files.STALL_S", 600.0)
-    context = ssl.create_default_context(cafile=pair[0])
-    tls = {"tls_cert": pair[0], "tls_key": pair[1]}
-    with serving(folder, **tls) as server, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(connected(server)) for _ in range(20)]
-        assert ask(server, f"/{OBJECT}/weights.index", tls=context)[2] == b"index"
-        for one in held[:-1]:
-            with contextlib.suppress(ConnectionError):
-                assert one.recv(1) == b"", "the oldest make room"
-        assert len(server.connections.open) <= 2
 
 
 def test_who_goes_in_the_middle_leaves_a_free_place(
