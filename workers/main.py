@@ -51,7 +51,7 @@ from penstock.workers.agents.endpoint import Endpoint
 from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.engine import Engine
 from penstock.workers.engine_supervisor import EngineSupervisor
-from penstock.workers.hooks.maker import Makers
+from penstock.workers.hooks.maker import GenerateHooks
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
 from penstock.workers.jobs.environments import Environments, allowed_environments
@@ -154,7 +154,7 @@ class Worker:
             environments=Environments(
                 allowed_environments(config), rewards.judges, partial(ModelChat, config, engine, tokenizer)
             ),
-            makers=Makers(config),
+            makers=GenerateHooks(config),
             sample_hooks=SampleHooks(config),
             tokenizer=tokenizer,
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),

@@ -18,9 +18,9 @@ from penstock.records.worker_causes import EngineRestarting
 from penstock.redis.control import AsyncControl
 from penstock.workers.agents.agents import Agents
 from penstock.workers.engine import Engine, Segment
-from penstock.workers.hooks.draws import Repeats
-from penstock.workers.hooks.maker import Makers
+from penstock.workers.hooks.maker import GenerateHooks
 from penstock.workers.hooks.open_calls import OpenCalls
+from penstock.workers.hooks.recorded_engine import Repeats
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
 from penstock.workers.jobs.environments import Environments
@@ -125,7 +125,7 @@ class Services:
     rewards: Rewards
     frozen: FrozenModels
     environments: Environments
-    makers: Makers
+    makers: GenerateHooks
     sample_hooks: SampleHooks
     tokenizer: Tokenizer
     commits: Commits

@@ -43,7 +43,7 @@ from penstock.records.sample import Drawn, Sample
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import redact
 from penstock.workers.engine import Engine
-from penstock.workers.hooks.maker import Makers
+from penstock.workers.hooks.maker import GenerateHooks
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.environments import Environments, allowed_environments
 from penstock.workers.jobs.generate import Source, generate_sample
@@ -142,7 +142,7 @@ async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"lease_tokens": None})})
     rewards = Rewards(config.reward, None, allowed_rewards(config), args_of(config))
     environments = Environments(allowed_environments(config), rewards.judges)
-    makers, hooks = Makers(config), SampleHooks(config)
+    makers, hooks = GenerateHooks(config), SampleHooks(config)
     tokenizer = load_tokenizer(config.model.path)
     done: list[Row] = []
     async with _engine(_seeing(config, gpus), folder, tell) as engine:
@@ -193,7 +193,7 @@ async def _tell_start(engine: Engine, tell: Tell) -> None:
 
 
 async def _draw(
-    source: Source, rewards: Rewards, environments: Environments, makers: Makers, hooks: SampleHooks, job: Job
+    source: Source, rewards: Rewards, environments: Environments, makers: GenerateHooks, hooks: SampleHooks, job: Job
 ) -> Row:
     """Generate one answer, or use one that the data gives, and score it."""
     sample, error = Sample(job, len(job.answers)), ""

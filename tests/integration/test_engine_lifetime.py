@@ -102,7 +102,7 @@ async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
         scheduler = next(pid for pid in frozen if "scheduler" in command_of(pid))
         os.kill(scheduler, signal.SIGSTOP)
         reason = await asyncio.wait_for(engine.watch(), 60)
-        assert "failed 2 health checks in a row" in reason
+        assert "failed 2 consecutive health checks" in reason
 
         await engine.restart(publications[3])
         assert wait_gone(pidfds, 10) == []

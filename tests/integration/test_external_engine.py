@@ -83,7 +83,7 @@ async def test_an_external_engine_serves_on_whatever_it_is_given(
     publish(client, keys, publications[1])
     bad = {
         "4090": job(0, prompt_ids=[5] * 5000, prompt=None),
-        "token 45 is not among the 45 ids": job(1, prompt_ids=[5, 45], prompt=None),
+        "token id 45 is outside the model's vocabulary of 45": job(1, prompt_ids=[5, 45], prompt=None),
     }
     refused = admit(client, keys, list(bad.values()))
     good = admit(client, keys, [job(2, sampling=SHORT)])

@@ -69,14 +69,14 @@ async def test_T8_a_text_that_goes_on_keeps_the_tokens_that_were_drawn(
 @pytest.mark.parametrize(
     ("name", "reason", "says"),
     [
-        ("masks_nothing", "hook_unproven", "bears loss, and no request of this sample generated it"),
+        ("masks_nothing", "hook_unproven", "bears loss, but no request of this sample generated it"),
         ("writes_down_others", "hook_unproven", "claims log-probability -0.1, but was sampled with -0.5"),
-        ("draws_greedily", "hook_unproven", "temperature = 0.0 draws from another distribution"),
-        ("invents", "hook_unproven", "token 0 of its response bears loss"),
-        ("gives_up", "hook_raised", "its status is 'aborted'"),
-        ("forgets", "hook_raised", "gave None, which is no sample"),
-        ("trains_twice", "hook_unproven", "bears loss in another of the samples that it returned, too"),
-        ("returns_nothing", "hook_raised", "gave 0 samples for one"),
+        ("draws_greedily", "hook_unproven", "temperature = 0.0 samples from another distribution"),
+        ("invents", "hook_unproven", "response token 0 bears loss"),
+        ("gives_up", "hook_raised", "with status 'aborted'"),
+        ("forgets", "hook_raised", "returned None: return the input sample"),
+        ("trains_twice", "hook_unproven", "also bears loss in another returned sample"),
+        ("returns_nothing", "hook_raised", "returned 0 samples for one"),
         ("asks_too_much", "hook_raised", "did you mean max_new_tokens?"),
     ],
 )

@@ -78,13 +78,13 @@ async def test_given_answers_are_samples_of_their_group(
         ({"answers": ["1", "2", "3"]}, "gives 3 answers for a group of 2"),
         ({"answers": [{"text": "1"}]}, "must be text or lists of token ids"),
         ({"answers": [[3, -1]]}, "must be text or lists of token ids"),
-        ({"answers": [[]]}, "3 and 0 tokens"),
+        ({"answers": [[]]}, "answer 0 has 0"),
         (
             {"answers": [[5] * 600]},
-            "3 and 600 tokens; rollout.max_context_tokens and",
+            "has 600; both must have",
         ),
-        ({"answers": [[100_000]]}, "token 100000 is not among"),
-        ({"answers": ["1"], "environment": "tests.integration.worker_parts:Echo"}, "names an environment"),
+        ({"answers": [[100_000]]}, "token id 100000 is outside"),
+        ({"answers": ["1"], "environment": "tests.integration.worker_parts:Echo"}, "answers and an environment"),
     ],
 )
 async def test_what_cannot_be_a_sample_is_buried_with_its_reason(

@@ -50,11 +50,11 @@ async def test_a_reward_that_a_hook_sets_is_the_samples(client: redis.Redis, key
     ("name", "reason", "says"),
     [
         ("draws_by_itself", "hook_unproven", "changed tokens of the generated sample"),
-        ("adds_loss", "hook_unproven", "put loss on tokens that had none"),
-        ("halves", "hook_unproven", "made a loss_mask that has no 0 or 1 for each"),
+        ("adds_loss", "hook_unproven", "added loss to tokens without loss"),
+        ("halves", "hook_unproven", "invalid loss_mask: it needs a 0 or 1 for each"),
         ("exits", "hook_raised", "raised SystemExit: 3"),
-        ("gives_a_word", "hook_raised", "gave 'done', which is neither a sample nor None"),
-        ("hangs", "hook_timeout", "took longer than 0.5 s"),
+        ("gives_a_word", "hook_raised", "returned 'done': return a sample or None"),
+        ("hangs", "hook_timeout", "timed out after 0.5 s"),
     ],
 )
 async def test_T8_T11_a_hook_that_fails_is_a_named_failure_of_that_job(

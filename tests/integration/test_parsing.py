@@ -147,9 +147,9 @@ async def test_a_malformed_answer_of_a_parser_is_an_error(
 ) -> None:
     monkeypatch.setattr(faked, "call", AsyncMock(return_value=answer))
 
-    with pytest.raises(EngineError, match="which is not the text's parts"):
+    with pytest.raises(EngineError, match="malformed answer to"):
         await faked.parse_calls("a", TOOLS, "qwen25")
-    with pytest.raises(EngineError, match="which is not the text's parts"):
+    with pytest.raises(EngineError, match="malformed answer to"):
         await faked.separate_reasoning("a", "qwen3")
 
 

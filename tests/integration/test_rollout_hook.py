@@ -80,8 +80,8 @@ async def test_a_group_may_be_made_by_a_function_for_single_samples_on_fewer_slo
     ("name", "reason", "says"),
     [
         ("copies_the_first", "hook_unproven", "sample d/0/0/1: .* no request of this sample generated it"),
-        ("leaves_one_out", "hook_raised", "instead of a list of 2 samples: return one for each"),
-        ("gives_one_twice", "hook_raised", "gave one sample twice"),
+        ("leaves_one_out", "hook_raised", "instead of a list of 2 samples: return one per input"),
+        ("gives_one_twice", "hook_raised", "returned a sample twice"),
     ],
 )
 async def test_T6_T11_what_a_group_claims_and_did_not_draw_is_a_named_failure(

@@ -33,7 +33,7 @@ from penstock.workers.jobs.prefixes import partial_from_bytes
 from penstock.workers.router.engine import RoutedEngine
 from penstock.workers.router.members import write_members
 from penstock.workers.router.process import Router
-from penstock.workers.router.tended_engines import Member
+from penstock.workers.router.supervised_engines import Member
 from penstock.workers.sglang import server as servers
 from tests.integration import oracle, play
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
@@ -422,7 +422,7 @@ async def test_all_engines_away_is_one_lost_engine_and_charges_nobody_who_was_no
 async def test_what_the_router_would_drop_is_refused_by_name(
     client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], routed: Make
 ) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.sampling: sglang-router drops stop_regex silently"):
+    with pytest.raises(ConfigError, match=r"rollout\.sampling: sglang-router silently drops stop_regex"):
         async with working(routed(fakes[0].url, rollout={"sampling": {"max_new_tokens": 4, "stop_regex": "a"}})):
             pass
     publish(client, keys, publications[1])
@@ -441,7 +441,7 @@ async def test_a_router_that_cannot_start_says_why(tmp_path: Path, monkeypatch: 
         return Router(config, ENGINE_PYTHON, name="r", log_dir=tmp_path)
 
     cpu_engine()
-    with pytest.raises(ConfigError, match="the router does not know an argument"):
+    with pytest.raises(ConfigError, match=r"router\.args has an unknown or invalid argument"):
         await make(args={"polcy": "x"}).start()
     with pytest.raises(ConfigError, match=r"router\.args\.policy cannot be set"):
         await make(args={"policy": "x"}).start()

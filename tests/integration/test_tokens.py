@@ -381,7 +381,7 @@ def test_I10_an_answer_that_is_given_was_not_drawn(client: redis.Redis, keys: Ke
 # --- a long play of workers, told of by an account of its own ------------------------------------------------------
 
 
-class Draws:
+class RecordedEngine:
     """Workers that draw, keep, hand back, crash, lie late and say things twice; what was heard is counted beside."""
 
     def __init__(self, client: redis.Redis, keys: Keys, leader: Leadership, seed: int) -> None:
@@ -516,7 +516,7 @@ class Draws:
 def test_I10_holds_at_every_instant_of_a_long_random_play(
     client: redis.Redis, keys: Keys, leader: Leadership, seed: int
 ) -> None:
-    game = Draws(client, keys, leader, seed)
+    game = RecordedEngine(client, keys, leader, seed)
     for turn in range(400):
         game.act()
         fields, held = run(client, scripts.recount_tokens(keys))

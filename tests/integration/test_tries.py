@@ -84,11 +84,11 @@ def commit(client: redis.Redis, keys: Keys, held: RawLease) -> object:
 def test_a_try_ends_by_its_name(client: redis.Redis, keys: Keys, verb: Verb, end: str) -> None:
     play.admit(client, keys, [play.job(0)])
     (held,) = play.lease(client, keys)
-    (under_way,) = tries(client, keys)
-    assert (under_way.number, under_way.lane, under_way.worker, under_way.end) == (1, "train", "w1", "")
+    (in_flight,) = tries(client, keys)
+    assert (in_flight.number, in_flight.lane, in_flight.worker, in_flight.end) == (1, "train", "w1", "")
     assert verb(client, keys, held)
     (ended,) = tries(client, keys)
-    assert (ended.end, ended.leased_s) == (end, under_way.leased_s)
+    assert (ended.end, ended.leased_s) == (end, in_flight.leased_s)
     assert ended.ended_s >= ended.leased_s > 0
     play.assert_conserved(client, keys)
 

@@ -619,10 +619,10 @@ class Histories(RuleBasedStateMachine):
     def the_gate_counts_right(self) -> None:
         actor = self.model.subs["actor"]
         room = read_rooms(self.client, self.keys, [["actor"]])["actor"]
-        under_way = sum(self.client.xlen(self.keys.jobs(lane)) for lane in ("train", "resume", "suspect"))
+        in_flight = sum(self.client.xlen(self.keys.jobs(lane)) for lane in ("train", "resume", "suspect"))
         through = int(self.client.hget(self.keys.sub("actor"), "through") or 0)
         stock = self.model.stock(actor, through)
-        assert room.taken == under_way + stock, "T3: the gate's stock is what is there"
+        assert room.taken == in_flight + stock, "T3: the gate's stock is what is there"
 
     def teardown(self) -> None:
         """Drain: whoever is left trains all that it may, one group at a time."""

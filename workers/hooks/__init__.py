@@ -1,1 +1,1 @@
-"""User functions that a worker calls: to generate samples, and before a sample's reward."""
+"""Call user functions that generate samples, or process a sample before its reward."""

@@ -1,7 +1,7 @@
-"""Generate samples with a user function that calls the worker's own engine: one sample each, or a group together.
+"""Generate samples with a user function that calls the worker's engine, one at a time or a group at once.
 
-args, sample(s), sampling_params ─> function ─> its samples ─> proofs.py ─> each sample, verified token by token
-                                       └─> engine.generate of a sample's args, or /generate at its address ─> draws.py
+args, sample(s), sampling_params ─> function ─> returned samples ─> proofs.py ─> samples, verified token by token
+                                       └─> args.engine.generate, or /generate at its address ─> recorded_engine.py
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from penstock.records.worker_causes import CodeCalled
 from penstock.system.connections import BAD_REQUESTS
 from penstock.text import safe_repr
 from penstock.workers.engine import Engine
-from penstock.workers.hooks.draws import Draws, Slot
 from penstock.workers.hooks.open_calls import called
 from penstock.workers.hooks.proofs import settle
+from penstock.workers.hooks.recorded_engine import RecordedEngine, Slot
 from penstock.workers.jobs.generate import Source
 from penstock.workers.jobs.routed_experts import check_rows
 from penstock.workers.jobs.sampling import sampling_for
@@ -44,11 +44,11 @@ HOST = "127.0.0.1"
 
 
 @asynccontextmanager
-async def door(draws: Draws) -> AsyncIterator[int]:
-    """Serve one sample's requests, in the form of SGLang's ``/generate``, inside the ``async with``; yield the port.
+async def engine_endpoint(draws: RecordedEngine) -> AsyncIterator[int]:
+    """Serve one sample's ``/generate`` requests in SGLang's form inside the ``async with``; yield the port.
 
-    slime's functions send requests to ``http://{args.sglang_router_ip}:{args.sglang_router_port}/generate``. Each
-    sample has its own loopback address, so that all tokens generated there belong to it.
+    slime's functions post to ``http://{args.sglang_router_ip}:{args.sglang_router_port}/generate``. Each sample has its
+    own loopback port, so that all tokens generated through it belong to the sample.
     """
     app = web.Application(client_max_size=MAX_BYTES)
 
@@ -71,43 +71,43 @@ async def door(draws: Draws) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-async def _answer(draws: Draws, body: Any) -> dict[str, Any]:
-    """Answer a request. Raises ConfigError if it does not ask for one answer."""
+async def _answer(draws: RecordedEngine, body: Any) -> dict[str, Any]:
+    """Answer a request. Raises ConfigError unless it requests one complete answer."""
     if not isinstance(body, dict):
-        raise ConfigError("a request is a map with input_ids or text.")
+        raise ConfigError("a request must be a map with input_ids or text.")
     if body.get("stream") or isinstance(body.get("rid"), list):
-        raise ConfigError("answers are complete and single: leave stream out, and ask for one prompt at a time.")
-    asked, sampling = body.get("input_ids", body.get("text")), body.get("sampling_params") or {}
-    if not isinstance(asked, (list, str)) or not isinstance(sampling, dict):
-        raise ConfigError("give input_ids, a list of token ids, or text, and sampling_params as a map.")
+        raise ConfigError("streams and batches are not supported: omit stream, and send one prompt per request.")
+    prompt, sampling = body.get("input_ids", body.get("text")), body.get("sampling_params") or {}
+    if not isinstance(prompt, (list, str)) or not isinstance(sampling, dict):
+        raise ConfigError("send input_ids (a list of token ids) or text, and sampling_params as a map.")
     if set(body) - {"input_ids", "text", "sampling_params", "return_logprob", "rid", "stream"}:
         extra = sorted(set(body) - {"input_ids", "text", "sampling_params", "return_logprob", "rid", "stream"})
-        raise ConfigError(f"a custom generate function cannot ask for {', '.join(map(str, extra))[:200]}.")
-    return await draws.generate(asked, sampling)
+        raise ConfigError(f"unsupported in a custom generate function: {', '.join(map(str, extra))[:200]}.")
+    return await draws.generate(prompt, sampling)
 
 
-#: slime's module with the HTTP client of its functions.
+#: slime's module with the HTTP client that its functions use.
 _SLIME_HTTP = "slime.utils.http_utils"
-#: The key of section ``hooks`` whose function generates a whole group.
+#: Key of section ``hooks`` whose function generates a complete group.
 GROUP = "rollout"
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A sample in progress."""
+class _InProgress:
+    """Hold the state of a sample in progress."""
 
     sample: Sample
     account: Drawn
-    #: The object passed to the function.
+    #: Sample object passed to the function.
     given: Any
-    #: Engine handle of the sample.
-    draws: Draws
-    #: With the sample's own engine and address.
+    #: Recording engine of the sample.
+    draws: RecordedEngine
+    #: Arguments with the sample's engine and address.
     args: Namespace
 
 
-class Maker:
-    """The user function of one key of section ``hooks``.
+class GenerateHook:
+    """Generate samples with the user function of one key of section ``hooks``.
 
     Args:
         key: generate, eval or rollout.
@@ -118,7 +118,7 @@ class Maker:
 
     def __init__(self, key: str, path: str, config: Config) -> None:
         self._hook = load_hook(key, path)
-        #: Whether it generates the samples of a group together.
+        #: Whether the function generates a complete group at once.
         self.of_groups = key == GROUP
         self._config = config
         self._args = args_of(config)
@@ -127,24 +127,24 @@ class Maker:
     async def make(
         self, source: Source, samples: Sequence[Sample], accounts: Sequence[Drawn], slot: Slot = nullcontext
     ) -> None:
-        """Generate ``samples``, of one job, which start over: tokens of an earlier attempt are discarded.
+        """Generate ``samples`` of one job from the start, discarding tokens of earlier attempts.
 
         Args:
-            accounts: token usage of each sample, updated.
-            slot: held around each request.
+            accounts: token usage of each sample, updated in place.
+            slot: returns a context manager that holds a slot during a request.
 
         Raises:
             ConfigError: the job names an environment.
-            HookError: the function raised, hung (``hooks.generate_timeout_s``), or claims tokens not generated.
-            EngineDied, EngineError: as ``Engine.generate``.
+            HookError: the function raised, timed out (``hooks.generate_timeout_s``), or returned tokens not generated.
+            EngineDied, EngineError: see ``Engine.generate``.
         """
         job = samples[0].job
         if job.environment is not None:
-            raise ConfigError(f"job {job.id} names an environment, and {self._hook.name} makes samples: remove one.")
+            raise ConfigError(f"job {job.id} has an environment, but {self._hook.name} generates samples: remove one.")
         if job.images:
             raise ConfigError(
-                f"job {job.id} has images, and {self._hook.name}, which makes samples, asks the engine with tokens "
-                "alone: remove the hook, or the images."
+                f"job {job.id} has images, but {self._hook.name} generates samples from tokens alone: remove the hook "
+                "or the images."
             )
         async with source.valves.sample(), AsyncExitStack() as stack:
             begun = [
@@ -156,20 +156,20 @@ class Maker:
             self._take(one, answer, source.engine)
 
     @asynccontextmanager
-    async def _begun(self, source: Source, sample: Sample, account: Drawn, slot: Slot) -> AsyncIterator[_Begun]:
+    async def _begun(self, source: Source, sample: Sample, account: Drawn, slot: Slot) -> AsyncIterator[_InProgress]:
         account.lost_turn += sum(sample.generated)
         _reset(sample)
-        draws = Draws(source, sample, account, slot)
+        draws = RecordedEngine(source, sample, account, slot)
         try:
-            async with door(draws) as port:
+            async with engine_endpoint(draws) as port:
                 at = {"sglang_router_ip": HOST, "sglang_router_port": port, "engine": draws}
                 given = begun(sample, _prompt(sample.job, source.tokenizer))
-                yield _Begun(sample, account, given, draws, Namespace(**vars(self._args) | at))
+                yield _InProgress(sample, account, given, draws, Namespace(**vars(self._args) | at))
         finally:
             await draws.close()
 
-    async def _call(self, begun: Sequence[_Begun]) -> list[Any]:
-        """Call the function; return its result for each sample."""
+    async def _call(self, begun: Sequence[_InProgress]) -> list[Any]:
+        """Call the function; return its results by sample."""
         job, hook = begun[0].sample.job, self._hook
         sampling = copy_plain(sampling_for(job, self._config.rollout)) | {
             "no_stop_trim": True,
@@ -194,9 +194,9 @@ class Maker:
         answer = await self._or_engine_error(begun, called(work, self._config.hooks.generate_timeout_s, call))
         return _checked(answer if self.of_groups else [answer], begun, call.label)
 
-    async def _or_engine_error(self, begun: Sequence[_Begun], asking: Any) -> Any:
-        """Return the result of ``asking``; raise the engine's error if the engine is lost first."""
-        task, lost = asyncio.ensure_future(asking), [one.draws.lost for one in begun]
+    async def _or_engine_error(self, begun: Sequence[_InProgress], call: Any) -> Any:
+        """Return the result of ``call``, or raise the engine's error if the engine is lost first."""
+        task, lost = asyncio.ensure_future(call), [one.draws.lost for one in begun]
         try:
             await asyncio.wait({task, *lost}, return_when=asyncio.FIRST_COMPLETED)
             for one in lost:
@@ -206,26 +206,26 @@ class Maker:
         finally:
             task.cancel()
 
-    def _take(self, one: _Begun, made: Any, engine: Engine) -> None:
-        """Verify the result of one sample, a sample or a list of them, and copy it into the sample."""
+    def _take(self, one: _InProgress, made: Any, engine: Engine) -> None:
+        """Verify the result for one sample (a sample or a list of samples) and copy it into the sample."""
         sample, rollout = one.sample, self._config.rollout
         context = min(rollout.max_context_tokens, engine.info.max_context)
         what = f"sample {sample.id}: {self._hook.name}"
         if isinstance(made, list) and engine.returns_routing:
             raise HookError(
                 JobFailure.HOOK_RAISED,
-                f"{what} gave {len(made)} samples, and routed_experts of rollout.sides belong to one sequence: return "
-                "a single sample.",
+                f"{what} returned {len(made)} samples, but rollout.sides has routed_experts, which need a single "
+                "sequence: return one sample.",
             )
         settle(sample, as_list(made), one.draws.made, max_context=context, what=what)
         sample.seen, sample.reward, sample.drawn_s = made, reward_of(made), time.time()
-        # These tokens were counted as discarded when they were generated.
+        # Tokens are counted as discarded when generated: correct the count for verified ones.
         one.account.lost_turn -= sum(sample.generated)
         if engine.returns_routing:
             check_rows(sample)
 
     def _open_slime_client(self, args: Namespace) -> None:
-        """Open the HTTP client of slime's functions, as its own manager would."""
+        """Open the HTTP client of slime's functions like slime's manager."""
         if self._is_ready:
             return
         self._is_ready = True
@@ -233,8 +233,8 @@ class Maker:
             open_client(args)
 
 
-class Makers:
-    """The user functions that make the samples of a run, instead of the engine's turns.
+class GenerateHooks:
+    """Select the user function that generates the samples of a job, if configured.
 
     Raises:
         ConfigError: a function cannot be imported, or has an unsupported signature.
@@ -243,22 +243,22 @@ class Makers:
     def __init__(self, config: Config) -> None:
         hooks = config.hooks
         paths = {"generate": hooks.generate, GROUP: hooks.rollout, "eval": hooks.eval}
-        makers = {key: Maker(key, path, config) for key, path in paths.items() if path is not None}
+        makers = {key: GenerateHook(key, path, config) for key, path in paths.items() if path is not None}
         self._train = makers.get("generate") or makers.get(GROUP)
         self._eval = makers.get("eval") or self._train
 
-    def of(self, job: Job) -> Maker | None:
-        """Return the function that makes the samples of ``job``; None: the engine's turns do."""
+    def of(self, job: Job) -> GenerateHook | None:
+        """Return the generate function for ``job``; None if the engine generates its turns directly."""
         return self._eval if job.lane == Lane.EVAL else self._train
 
 
-def _checked(answers: Any, begun: Sequence[_Begun], what: str) -> list[Any]:
-    """Return the results as a list; raise HookError unless there is one sample for each that was requested."""
+def _checked(answers: Any, begun: Sequence[_InProgress], what: str) -> list[Any]:
+    """Return the results as a list; raise HookError unless there is one result per requested sample."""
     if not isinstance(answers, (list, tuple)) or len(answers) != len(begun):
         raise HookError(
             JobFailure.HOOK_RAISED,
-            f"{what} gave {safe_repr(answers)} instead of a list of {len(begun)} samples: return one for each that "
-            "it was given, in their order.",
+            f"{what} returned {safe_repr(answers)} instead of a list of {len(begun)} samples: return one per input "
+            "sample, in the same order.",
         )
     made = []
     for answer, one in zip(answers, begun, strict=True):
@@ -266,18 +266,18 @@ def _checked(answers: Any, begun: Sequence[_Begun], what: str) -> list[Any]:
         if not 0 < len(several) <= MAX_PARTS:
             raise HookError(
                 JobFailure.HOOK_RAISED,
-                f"{what} gave {len(several)} samples for one: return at least one, and at most {MAX_PARTS}.",
+                f"{what} returned {len(several)} samples for one: return 1 to {MAX_PARTS}.",
             )
         for part in several:
             if not isinstance(part, type(one.given)):
                 raise HookError(
                     JobFailure.HOOK_RAISED,
-                    f"{what} gave {safe_repr(part)}, which is no sample: return what it was given, or copies of it.",
+                    f"{what} returned {safe_repr(part)}: return the input sample, or copies of it.",
                 )
         made.append(several if len(several) > 1 else several[0])
     every = [id(part) for answer in made for part in as_list(answer)]
     if len(set(every)) < len(every):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave one sample twice: return one for each, in their order.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} returned a sample twice: return one per input, in order.")
     return made
 
 

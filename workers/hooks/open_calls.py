@@ -1,7 +1,7 @@
-"""Calls of a worker that have not returned yet: to HTTP services and user code. They are reported as waits.
+"""Track open calls of a worker to HTTP services and user code, which are reported as waits.
 
-Code that works for others creates ``OpenCalls`` and enters ``hears`` around that work; calls inside, however deep, are
-recorded in it. Without it, nothing is recorded.
+A caller creates ``OpenCalls`` and enters ``recording`` around its work, which records all nested calls. Without it,
+calls are not recorded.
 """
 
 import itertools
@@ -22,39 +22,39 @@ Call = AgentAwaited | CodeCalled | ServiceCalled
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """The open calls of one kind."""
+    """Summarize the open calls of one kind."""
 
-    #: The oldest call, how many more there are, and how the last attempt failed.
+    #: Oldest call, number of others, and failure of the last attempt.
     cause: Call
-    #: When the oldest call began (Unix time).
+    #: Start of the oldest call (Unix time).
     since_s: float
 
 
 @dataclass(slots=True)
 class Ended:
-    """Calls of one function that have ended."""
+    """Count finished calls of one function."""
 
     calls: int = 0
-    #: Those that raised or timed out.
+    #: Calls that raised or timed out.
     failures: int = 0
     seconds: float = 0.0
 
 
 class OpenCalls:
-    """Open calls of one worker, by kind. Belongs to one event loop; none of its methods blocks."""
+    """Record open calls of one worker by kind. Not thread-safe; methods do not block."""
 
     def __init__(self) -> None:
         self._serial = itertools.count()
-        #: Kind -> serial number -> what was called, and when (Unix time).
+        #: Kind -> serial number -> call and start (Unix time).
         self._open: dict[str, dict[int, tuple[Call, float]]] = {}
-        #: Kind -> how its last attempt failed.
-        self._troubles: dict[str, str] = {}
-        #: User code, such as ``step module:Class`` -> its calls.
+        #: Kind -> failure of the last attempt.
+        self._failures: dict[str, str] = {}
+        #: User code, such as ``step module:Class`` -> counts of its calls.
         self.ended: dict[str, Ended] = {}
 
     @contextmanager
-    def hears(self) -> Iterator[None]:
-        """Record calls made inside the ``with``, and in tasks created there."""
+    def recording(self) -> Iterator[None]:
+        """Record calls inside the ``with`` and in tasks created there."""
         token = _recorder.set(self)
         try:
             yield
@@ -80,22 +80,22 @@ class OpenCalls:
                 ended.failures += failures
                 ended.seconds += time.monotonic() - began
 
-    def fail(self, kind: str, trouble: str) -> None:
-        """Record that an attempt of a call failed; '': one succeeded."""
-        self._troubles[kind] = trouble
+    def fail(self, kind: str, failure: str) -> None:
+        """Record the failure of an attempt; '' for a success."""
+        self._failures[kind] = failure
 
     def open(self) -> Mapping[str, OpenCall | None]:
-        """Return every kind ever called; None if none of its calls is open."""
+        """Return all kinds called so far with their open calls; None if no call is open."""
         return {kind: self._oldest(kind, calls) for kind, calls in self._open.items()}
 
     def _oldest(self, kind: str, calls: Mapping[int, tuple[Call, float]]) -> OpenCall | None:
         if not calls:
             return None
         call, since_s = next(iter(calls.values()))
-        return OpenCall(replace(call, more=len(calls) - 1, error=self._troubles.get(kind, "")), since_s)
+        return OpenCall(replace(call, more=len(calls) - 1, error=self._failures.get(kind, "")), since_s)
 
 
-#: Kind of calls of user code, and of our own rewards in their processes.
+#: Kind for calls of user code, and of built-in rewards in child processes.
 CODE = "code"
 
 _recorder: ContextVar[OpenCalls | None] = ContextVar("penstock_open_calls", default=None)
@@ -103,11 +103,11 @@ _recorder: ContextVar[OpenCalls | None] = ContextVar("penstock_open_calls", defa
 
 @contextmanager
 def calling(kind: str, call: Call) -> Iterator[None]:
-    """Record a call as open inside the ``with``, if ``OpenCalls.hears`` is active.
+    """Record a call as open inside the ``with`` if ``OpenCalls.recording`` is active.
 
     Args:
-        kind: calls that are counted together, of few kinds: a key of the configuration, say.
-        call: what is called.
+        kind: group of calls that are counted together, such as a configuration key.
+        call: description of the call.
     """
     recorder = _recorder.get()
     if recorder is None:
@@ -117,21 +117,21 @@ def calling(kind: str, call: Call) -> Iterator[None]:
         yield
 
 
-def note_trouble(kind: str, trouble: str) -> None:
-    """Record that an attempt of such a call failed, and how; '': one succeeded."""
+def record_failure(kind: str, failure: str) -> None:
+    """Record the failure of an attempt of a call of ``kind``; '' for a success."""
     if (recorder := _recorder.get()) is not None:
-        recorder.fail(kind, trouble)
+        recorder.fail(kind, failure)
 
 
 async def called(work: Callable[[], Any], limit_s: float, call: CodeCalled) -> Any:
-    """Return the result of a user function. A plain one is called in a new thread, an async one in this loop.
+    """Call a user function and return its result: plain functions in a new thread, async functions in this loop.
 
     Args:
-        work: calls it.
-        call: the function and the sample or group, named in waits and errors.
+        work: calls the function.
+        call: description for waits and errors.
 
     Raises:
-        HookError: it raised, tried to exit, or took longer than ``limit_s``; then its thread keeps running.
+        HookError: the function raised, tried to exit, or exceeded ``limit_s``, in which case its thread keeps running.
     """
     what = call.label
     try:
@@ -139,7 +139,7 @@ async def called(work: Callable[[], Any], limit_s: float, call: CodeCalled) -> A
             return await bounded(lambda: in_thread(work, what), limit_s, what)
     except TimeoutError as exc:
         raise HookError(
-            JobFailure.HOOK_TIMEOUT, f"{what} took longer than {limit_s:g} s; a thread of it still runs."
+            JobFailure.HOOK_TIMEOUT, f"{what} timed out after {limit_s:g} s; its thread is still running."
         ) from exc
     except Raised as exc:
         raise HookError(JobFailure.HOOK_RAISED, f"{what} {exc}.") from exc

@@ -1,6 +1,6 @@
-"""Verify what a custom generate function returned: which tokens the engine generated, in which request.
+"""Verify the samples of a custom generate function: find the engine request that generated each token.
 
-the samples that it returned ─> each token is looked up among the requests of its sample ─> a sample, with a part each
+returned samples ─> find each token in the requests of its sample ─> one sample, with a part per returned sample
 """
 
 import math
@@ -13,27 +13,29 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.records.job import JobFailure
 from penstock.records.sample import FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
-from penstock.workers.hooks.draws import Draw
+from penstock.workers.hooks.recorded_engine import EngineAnswer
 from penstock.workers.jobs.routed_experts import add_rows
 
 #: Largest difference between a claimed logprob and the engine's.
 CLOSE = 1e-4
 
-#: The request that generated a token, and the token's index there.
-_Proof = tuple[Draw, int]
+#: Request that generated a token, and the index of the token in it.
+_Proof = tuple[EngineAnswer, int]
 
 
-class _Claim:
-    """One sample that a function returned: its tokens, and the proofs of those after its prompt.
+class _ReturnedSample:
+    """Match one returned sample with the requests that generated its tokens.
 
     Args:
-        taken: requests whose tokens bear loss in an earlier one; extended.
+        taken: requests whose tokens bear loss in an earlier returned sample; extended.
 
     Raises:
-        HookError: hook_raised if it is no finished sample; hook_unproven if it claims what no request generated.
+        HookError: hook_raised if the sample is unfinished or malformed; hook_unproven if no request generated a token.
     """
 
-    def __init__(self, made: Any, draws: Sequence[Draw], taken: set[int], *, max_context: int, what: str) -> None:
+    def __init__(
+        self, made: Any, draws: Sequence[EngineAnswer], taken: set[int], *, max_context: int, what: str
+    ) -> None:
         self.what = what
         self.tokens, length = _sequence(made, max_context, what)
         self.at = len(self.tokens) - length
@@ -43,7 +45,7 @@ class _Claim:
         for i in range(self.at, len(self.tokens)):
             if self.mask[i]:
                 _check(proofs[i], claimed[i], self.name_of(i))
-        #: [L] None for tokens that are not generated, or must not be trained on.
+        #: [L] proof of each token; None if it was not generated or must not be trained on.
         self.proofs = [
             proof if i >= self.at and proof is not None and not proof[0].unfit else None
             for i, proof in enumerate(proofs)
@@ -51,29 +53,29 @@ class _Claim:
         taken |= {id(proof[0]) for proof, bit in zip(self.proofs, self.mask, strict=True) if proof is not None and bit}
 
     def name_of(self, i: int) -> str:
-        return f"{self.what}: token {i - self.at} of its response"
+        return f"{self.what}: response token {i - self.at}"
 
 
-def settle(sample: Sample, made: Sequence[Any], draws: Sequence[Draw], *, max_context: int, what: str) -> None:
-    """Fill ``sample`` with what ``made``, the samples that a custom generate function returned, claims and ``draws``
-    prove. Each of several becomes a part of it.
+def settle(sample: Sample, made: Sequence[Any], draws: Sequence[EngineAnswer], *, max_context: int, what: str) -> None:
+    """Fill ``sample`` from the returned samples ``made``, verified by the recorded ``draws``; each becomes a part.
 
-    A token counts as generated if one of the sample's own requests generated it after exactly the tokens before it. It
-    gets the logprob and version of that request, regardless of the claim. Loss on any other token is refused (T6, T8).
-    A token that several of them contain is generated in one of them: that in which it bears loss.
+    A token counts as generated if a request of the sample generated it after exactly the preceding tokens. It gets the
+    logprob and version of that request, whatever was returned. Loss on other tokens is refused (T6, T8). A token that
+    several returned samples share counts as generated in one of them, the one in which it bears loss.
 
     Args:
-        made: at least one.
-        max_context: most tokens of each.
+        made: returned samples, at least one.
+        max_context: most tokens of each returned sample.
 
     Raises:
-        HookError: hook_unproven if loss is claimed on tokens not generated, or twice on one; hook_raised if one is no
-            finished sample.
+        HookError: hook_unproven for loss on tokens not generated, or twice on a token; hook_raised for an unfinished or
+        malformed sample.
     """
     names = [what] if len(made) == 1 else [f"{what}: sample {i} of {len(made)}" for i in range(len(made))]
     taken: set[int] = set()
     claims = [
-        _Claim(one, draws, taken, max_context=max_context, what=name) for one, name in zip(made, names, strict=True)
+        _ReturnedSample(one, draws, taken, max_context=max_context, what=name)
+        for one, name in zip(made, names, strict=True)
     ]
     _assign(claims)
     own = [proof for claim in claims for proof in claim.proofs]
@@ -87,8 +89,8 @@ def settle(sample: Sample, made: Sequence[Any], draws: Sequence[Draw], *, max_co
     _describe(sample, made, used)
 
 
-def _assign(claims: Sequence[_Claim]) -> None:
-    """Keep the proof of each generated token in one claim only: a token is generated, and trained on, once."""
+def _assign(claims: Sequence[_ReturnedSample]) -> None:
+    """Keep the proof of each generated token in one returned sample only, so that it is trained on once."""
     taken: dict[tuple[int, int], int] = {}
     for with_loss in (True, False):
         for number, claim in enumerate(claims):
@@ -100,44 +102,46 @@ def _assign(claims: Sequence[_Claim]) -> None:
                 if with_loss:
                     raise HookError(
                         JobFailure.HOOK_UNPROVEN,
-                        f"{claim.name_of(i)} bears loss in another of the samples that it returned, too: set "
-                        "loss_mask 0 on it in all but one.",
+                        f"{claim.name_of(i)} also bears loss in another returned sample: set its loss_mask to 0 in all "
+                        "samples but one.",
                     )
                 claim.proofs[i] = None
 
 
 def _sequence(made: Any, max_context: int, what: str) -> tuple[list[int], int]:
-    """[P + R] Return its tokens, and R."""
+    """Return the tokens [P + R] of a returned sample, and R."""
     status = getattr(getattr(made, "status", None), "value", None)
     if status not in (SampleStatus.PENDING, SampleStatus.COMPLETED, SampleStatus.TRUNCATED):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} did not finish its sample: its status is {safe_repr(status)}.")
-    # Before anything is assigned: a failure must leave the sample unchanged.
+        raise HookError(
+            JobFailure.HOOK_RAISED, f"{what} returned an unfinished sample with status {safe_repr(status)}."
+        )
+    # Check before assigning: a failure must leave the sample unchanged.
     if not isinstance(made.response, str):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave a response that is not text.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} returned a response that is not text.")
     tokens, length = made.tokens, made.response_length
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 2**31 for token in tokens):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave tokens that are not a list of token ids.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} returned tokens that are not a list of token ids.")
     if type(length) is not int or not 0 < length < len(tokens):
         raise HookError(
             JobFailure.HOOK_RAISED,
-            f"{what} gave {len(tokens)} tokens with response_length {safe_repr(length)}: a sample needs a prompt and a "
-            "response.",
+            f"{what} returned {len(tokens)} tokens with response_length {safe_repr(length)}: a sample needs a prompt "
+            "and a response.",
         )
     if len(tokens) > max_context:
         raise HookError(
             JobFailure.HOOK_RAISED,
-            f"{what} gave {len(tokens)} tokens, and rollout.max_context_tokens and the engine allow {max_context}.",
+            f"{what} returned {len(tokens)} tokens; rollout.max_context_tokens and the engine allow {max_context}.",
         )
     return list(tokens), length
 
 
 def _proofs(
-    tokens: list[int], claimed: Sequence[Any], draws: Sequence[Draw], taken: Collection[int]
+    tokens: list[int], claimed: Sequence[Any], draws: Sequence[EngineAnswer], taken: Collection[int]
 ) -> list[_Proof | None]:
-    """Return for each token the request that generated it and its index there.
+    """Find for each token the request that generated it, and its index there.
 
-    The longest match goes first. Of requests with the same answer, which a function may have sent for several samples,
-    that with the claimed logprobs does, and then one that is not taken.
+    Longer matches win. Among requests with the same answer (sent for several returned samples), matching logprobs win,
+    then requests that are not taken.
     """
     found: list[_Proof | None] = [None] * len(tokens)
     matches = []
@@ -160,7 +164,8 @@ def _mask(made: Any, length: int, what: str) -> list[int]:
     mask = [1] * length if made.loss_mask is None else made.loss_mask
     if not isinstance(mask, list) or len(mask) != length or any(one not in (0, 1) for one in mask):
         raise HookError(
-            JobFailure.HOOK_UNPROVEN, f"{what} gave a loss_mask that has no 0 or 1 for each of {length} tokens."
+            JobFailure.HOOK_UNPROVEN,
+            f"{what} returned an invalid loss_mask: it needs a 0 or 1 for each of {length} tokens.",
         )
     return [0] * length if getattr(made, "remove_sample", False) else [int(one) for one in mask]
 
@@ -172,13 +177,13 @@ def _logprobs(made: Any, length: int, what: str) -> list[Any] | None:
     if not isinstance(claimed, list) or len(claimed) != length:
         raise HookError(
             JobFailure.HOOK_UNPROVEN,
-            f"{what} gave rollout_log_probs that are not a list with one for each of {length} tokens.",
+            f"{what} returned invalid rollout_log_probs: a list with one for each of {length} tokens is needed.",
         )
     return claimed
 
 
 def _agrees(claimed: Any, logprob: float) -> bool:
-    """Return whether a claimed logprob is the engine's; None claims nothing."""
+    """Return whether a returned logprob matches the engine's; None always does."""
     if claimed is None:
         return True
     return isinstance(claimed, (int, float)) and math.isclose(claimed, logprob, rel_tol=0.0, abs_tol=CLOSE)
@@ -188,22 +193,22 @@ def _check(proof: _Proof | None, claimed: Any, what: str) -> None:
     if proof is None:
         raise HookError(
             JobFailure.HOOK_UNPROVEN,
-            f"{what} bears loss, and no request of this sample generated it after the tokens before it: send the "
-            "tokens unchanged, and set loss_mask 0 on tokens that the engine did not generate.",
+            f"{what} bears loss, but no request of this sample generated it after the preceding tokens: send tokens "
+            "unchanged, and set loss_mask to 0 for tokens that the engine did not generate.",
         )
     draw, index = proof
     if draw.unfit:
-        raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} bears loss, and {draw.unfit}.")
-    drawn = draw.sample.logprobs[index]
-    if not _agrees(claimed, drawn):
+        raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} bears loss, but {draw.unfit}.")
+    sampled = draw.sample.logprobs[index]
+    if not _agrees(claimed, sampled):
         raise HookError(
             JobFailure.HOOK_UNPROVEN,
-            f"{what} claims log-probability {safe_repr(claimed)}, but was sampled with {drawn}.",
+            f"{what} claims log-probability {safe_repr(claimed)}, but was sampled with {sampled}.",
         )
 
 
-def _describe(sample: Sample, made: Sequence[Any], used: Sequence[Draw]) -> None:
-    """Set text, turns, times and counts. A sample is truncated if one of those that were returned is."""
+def _describe(sample: Sample, made: Sequence[Any], used: Sequence[EngineAnswer]) -> None:
+    """Set text, turns, times and counts; the sample is truncated if a returned sample is."""
     inner = [draw.sample for draw in used]
     ends = {one.status.value for one in made}
     is_cut = SampleStatus.TRUNCATED in ends

@@ -1,4 +1,4 @@
-"""``hooks.sample``: user functions called with each generated sample before its reward."""
+"""Call the user functions of ``hooks.sample`` with each generated sample before its reward."""
 
 from itertools import pairwise
 from typing import Any
@@ -21,10 +21,10 @@ _FIXED = ("tokens", "logprobs", "generated", "versions", "prompt_length")
 
 
 class SampleHooks:
-    """The hooks of one worker.
+    """Call the sample hooks of one worker.
 
     Raises:
-        ConfigError: one cannot be imported, or has an unsupported signature.
+        ConfigError: a hook cannot be imported, or has an unsupported signature.
     """
 
     def __init__(self, config: Config) -> None:
@@ -34,20 +34,20 @@ class SampleHooks:
         self._key = config.reward.key
 
     async def apply(self, sample: Sample) -> None:
-        """Call all of them, in order. Waits for at most ``hooks.timeout_s`` each.
+        """Call all hooks in order. Waits at most ``hooks.timeout_s`` for each.
 
-        A reward that one of them sets becomes the sample's.
+        A reward set by a hook becomes the sample's reward.
 
         Raises:
-            HookError: one raised, timed out, or changed generated tokens.
-            RewardError: a reward that was set is not a number.
+            HookError: a hook raised, timed out, or changed generated tokens.
+            RewardError: a hook set a reward that is not a number.
         """
         for hook in self._hooks:
             await self._apply(hook, sample, CodeCalled("hook", hook.name, "sample", sample.id))
 
     async def _apply(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
         what = call.label
-        # A copy: if the hook fails or keeps running, the sample must be unchanged.
+        # Pass a copy: if the hook fails or keeps running, the sample must not change.
         given = sample.copy_for_user()
         if hook.form.is_slime:
             await self._call_slime(hook, given, call)
@@ -56,7 +56,7 @@ class SampleHooks:
         if changed := [name for name in _FIXED if field_of(given, name) != getattr(sample, name)]:
             raise HookError(
                 JobFailure.HOOK_UNPROVEN,
-                f"{what} changed {', '.join(changed)} of the generated sample: it may only take loss off tokens.",
+                f"{what} changed {', '.join(changed)} of the generated sample: only remove loss from tokens.",
             )
         try:
             mask = read_mask(field_of(given, "loss_mask"), sample.loss_mask)
@@ -64,7 +64,7 @@ class SampleHooks:
             raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} {exc}") from exc
         set_ = field_of(given, "reward")
         if isinstance(set_, PartRewards):
-            sample.reward = set_  # type: ignore[assignment]  # read when the reward is taken
+            sample.reward = set_  # type: ignore[assignment]  # converted when the reward is computed
         elif set_ is not None:
             reward, info = number_of(set_, sample.id, hook.name, self._key)
             sample.reward, sample.reward_info = reward, _map_of(given, "reward_info", what) | info
@@ -73,7 +73,7 @@ class SampleHooks:
         read_seen(given, sample)
 
     async def _call_slime(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
-        """Call a hook of slime's form with the sample, or with each of those that its generate function returned."""
+        """Call a slime-style hook with the sample, or with each sample that the generate function returned."""
         made = seen(sample)
         starts = [0, *sample.parts] if isinstance(made, list) else [0]
         answers: list[Any] = []
@@ -94,7 +94,7 @@ class SampleHooks:
         answer = await called(lambda: hook.function(self._args, made, **named), self._limit_s, call)
         if answer is not None and not isinstance(answer, type(made)):
             raise HookError(
-                JobFailure.HOOK_RAISED, f"{call.label} gave {safe_repr(answer)}, which is neither a sample nor None."
+                JobFailure.HOOK_RAISED, f"{call.label} returned {safe_repr(answer)}: return a sample or None."
             )
         made = made if answer is None else answer
         if made.tokens != tokens or made.response_length != length:
@@ -105,5 +105,5 @@ class SampleHooks:
 def _map_of(given: Sample, name: str, what: str) -> dict[str, Any]:
     value = field_of(given, name)
     if not isinstance(value, dict):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} set {name} to {safe_repr(value)}, which is not a map.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} set {name} to {safe_repr(value)}: set a map.")
     return value

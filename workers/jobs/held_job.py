@@ -186,7 +186,7 @@ class HeldJob:
 
     async def run(self) -> None:
         """Process the job until it is committed, failed, crashed, released or lost."""
-        with of_job(self.job), self._services.open_calls.hears():
+        with of_job(self.job), self._services.open_calls.recording():
             await self._run()
 
     async def _run(self) -> None:

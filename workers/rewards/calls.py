@@ -11,7 +11,7 @@ from penstock.errors import ConfigError, JudgeError, RewardError
 from penstock.hooks.signatures import is_async
 from penstock.records.job import JobFailure
 from penstock.system.user_code import in_thread
-from penstock.workers.hooks.draws import Repeats
+from penstock.workers.hooks.recorded_engine import Repeats
 from penstock.workers.rewards.judges import Judges, takes_judges
 from penstock.workers.rewards.outcomes import too_long, words
 

@@ -19,8 +19,8 @@ from penstock.records.sample import Sample
 from penstock.records.worker_causes import CodeCalled
 from penstock.system.user_code import bounded, find_function
 from penstock.text import format_exc, safe_repr
-from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.open_calls import CODE, calling
+from penstock.workers.hooks.recorded_engine import Repeats
 from penstock.workers.rewards.allowed import is_of_slime
 from penstock.workers.rewards.calls import NotJudged, awaiting, patiently, tried
 from penstock.workers.rewards.judges import Judges

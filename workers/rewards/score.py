@@ -28,9 +28,9 @@ from penstock.records.sample import Sample
 from penstock.records.worker_causes import CodeCalled
 from penstock.system.user_code import bounded
 from penstock.text import MASK, safe_repr
-from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.hooks.read_back import read_seen
+from penstock.workers.hooks.recorded_engine import Repeats
 from penstock.workers.rewards.allowed import import_reward
 from penstock.workers.rewards.calls import NotJudged, awaiting, patiently, tried
 from penstock.workers.rewards.child.client import RewardProcess

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.records.job import JobFailure
 from penstock.records.worker_causes import ServiceCalled
 from penstock.text import format_exc, redact, safe_repr
-from penstock.workers.hooks.open_calls import calling, note_trouble
+from penstock.workers.hooks.open_calls import calling, record_failure
 
 if TYPE_CHECKING:
     import aiohttp
@@ -168,12 +168,12 @@ class Service:
             async with self._free, asyncio.timeout(self._limits.timeout_s):
                 answer = await self._post(url, body, may_miss=may_miss)
         except _try_failures() as exc:
-            note_trouble(self._key, _why(exc))
+            record_failure(self._key, _why(exc))
             # A cancellation that arrives as the timeout expires may look like one, and the wait would never end.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from exc
             raise
-        note_trouble(self._key, "")
+        record_failure(self._key, "")
         if self._is_away:
             self._is_away = False
             log.warning("%s at %s responds again", self._called, redact(url))

@@ -1,1 +1,1 @@
-"""Several servers behind one address: sglang-router, and the engine they form together."""
+"""Use several servers behind sglang-router as one engine."""

@@ -1,6 +1,6 @@
-"""Run sglang-router in the engines' environment: ``python -I child.py ARGUMENTS``; imports nothing of ours.
+"""Run sglang-router in the engines' environment: ``python -I child.py ARGUMENTS``; imports no penstock code.
 
-The package's own launcher imports sglang, which takes seconds; this imports the router alone.
+The package's launcher imports sglang, which takes seconds; this script imports only the router.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The engines behind a worker's router: a list in Redis that people and fleets change at run time."""
+"""Read and write the list of engines behind a worker's router, which users and fleets change at run time."""
 
 import asyncio
 import logging
@@ -25,47 +25,47 @@ from penstock.workers.router.process import PASSED_SAMPLING, dropped_fields
 from penstock.workers.sglang.args import with_switch
 from penstock.workers.sglang.client import SglangClient
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.sglang.routed_experts import ASK, read_routing
 from penstock.workers.sglang.routed_experts import FLAG as ROUTING_FLAG
+from penstock.workers.sglang.routed_experts import REQUEST_FIELDS, read_routing
 from penstock.workers.sglang.server_info import INCREMENTAL_FLAG
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reads of the list.
-LOOK_S = 0.5
+#: Seconds between reads of the list.
+POLL_S = 0.5
 #: Most engines behind one router.
 MAX_MEMBERS = 4096
 
 
 def members_field(worker: str) -> str:
-    """Return the field of the hash ``fleet`` with the engines of a worker, by the name it was started with."""
+    """Return the field of the hash ``fleet`` for a worker, by the name with which it was started."""
     return f"engines:{worker}"
 
 
 def read_members(client: Client, keys: Keys, worker: str) -> list[MemberConfig] | None:
-    """Read the list of a worker; None if it was never set. Raises ProtocolError if it is malformed."""
+    """Read the list of a worker's engines; return None if it was never set. Raises ProtocolError if malformed."""
     return decode_members(client.hget(keys.fleet, members_field(worker)), worker)
 
 
 def write_members(client: Client, keys: Keys, worker: str, members: Sequence[MemberConfig]) -> None:
-    """Set the engines behind a worker's router; the worker follows within a second."""
+    """Set the engines behind a worker's router; the worker applies them within a second."""
     value = pack([member.model_dump() for member in members])
     run(client, scripts.note(keys, keys.fleet, members_field(worker), value))
 
 
 def decode_members(data: bytes | None, worker: str) -> list[MemberConfig] | None:
-    """Decode a list; see :func:`read_members`."""
+    """Decode a list of engines; see :func:`read_members`."""
     if not data:
         return None
     what = f"The list of engines of worker {worker}"
     values = unpack(data, what)
     if not isinstance(values, list) or len(values) > MAX_MEMBERS:
-        raise ProtocolError(f"{what} is not one of at most {MAX_MEMBERS}.")
+        raise ProtocolError(f"{what} is not a list of at most {MAX_MEMBERS} engines.")
     return [member_of(value, what) for value in values]
 
 
 def member_of(value: object, what: str) -> MemberConfig:
-    """Decode one engine of a list; raises ProtocolError that begins with ``what``."""
+    """Decode one engine of a list. Raises ProtocolError with the prefix ``what``."""
     try:
         return MemberConfig.model_validate(value)
     except ValidationError as exc:
@@ -77,7 +77,7 @@ def member_of(value: object, what: str) -> MemberConfig:
 async def follow_members(
     control: AsyncControl, keys: Keys, worker: str, follow: Callable[[list[MemberConfig]], None]
 ) -> None:
-    """Call ``follow`` with a worker's list, at first and after each change. A malformed list is logged and ignored."""
+    """Call ``follow`` with a worker's list initially and after each change; log and ignore malformed lists."""
     seen: bytes | None = None
     while True:
         data = await control.do(lambda client: client.hget(keys.fleet, members_field(worker)))
@@ -90,15 +90,15 @@ async def follow_members(
                 members = None
             if members is not None:
                 follow(members)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 def refuse_dropped(config: Config) -> None:
     """Raise ConfigError if the run needs a parameter that a router would drop silently."""
-    if ROUTED_EXPERTS in config.rollout.sides and dropped_fields(ASK):
+    if ROUTED_EXPERTS in config.rollout.sides and dropped_fields(REQUEST_FIELDS):
         raise ConfigError(
-            f"rollout.sides asks for {ROUTED_EXPERTS}, which sglang-router does not pass on: feed engines without a "
-            "router, one worker each."
+            f"rollout.sides has {ROUTED_EXPERTS}, which sglang-router does not forward: use engines without a router, "
+            "with a worker for each."
         )
     sampled = [("rollout.sampling", config.rollout.sampling), ("rollout.eval_sampling", config.rollout.eval_sampling)]
     for kind, sets in (("train", config.data.train), ("eval", config.data.eval)):
@@ -107,13 +107,13 @@ def refuse_dropped(config: Config) -> None:
         if dropped := dropped_fields({"sampling_params": sampling}):
             names = ", ".join(name.removeprefix("sampling_params.") for name in dropped)
             raise ConfigError(
-                f"{where}: sglang-router drops {names} silently, so engines behind engine.router never see it; "
-                f"leave it out, or feed engines without a router. It passes {', '.join(sorted(PASSED_SAMPLING))}."
+                f"{where}: sglang-router silently drops {names}: remove it, or use engines without a router; it "
+                f"forwards {', '.join(sorted(PASSED_SAMPLING))}."
             )
 
 
 def engine_config(config: Config) -> EngineConfig:
-    """Return the configuration of this worker's engine: if answers are streamed, each token is sent once."""
+    """Return the configuration of this worker's engine, with the switches that the run needs."""
     engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
     if not config.worker.checkpoint_tokens:
         return engine
@@ -121,10 +121,10 @@ def engine_config(config: Config) -> EngineConfig:
 
 
 def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
-    """Return the engine of this worker; nothing is started.
+    """Create the engine of this worker without starting it.
 
     Raises:
-        ConfigError: a router would drop sampling parameters of the run.
+        ConfigError: the router would drop sampling parameters of the run.
     """
     engine: SglangClient
     if config.engine.router is None:

@@ -1,7 +1,7 @@
-"""sglang-router as a child process, and its list of engines. Independent of Redis.
+"""Run sglang-router as a child process, and manage its list of engines. Independent of Redis.
 
-Tested with sglang-router 0.3.2. Its retries are off: a repeated request would be another sample, under another version.
-It serves /generate; controls go to each engine.
+Tested with sglang-router 0.3.2. Its retries are disabled, because a repeated request would be another sample under
+another version. It serves /generate; controls go to each engine.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _PROCESS = Path(__file__).with_name("child.py")
 
-#: Health of engines: two failed checks, two seconds apart, take one out. The defaults need three minutes.
+#: Health checks: two failures, two seconds apart, remove an engine; the defaults need three minutes.
 _DEFAULTS: dict[str, Any] = {
     "health_check_interval_secs": 2,
     "health_failure_threshold": 2,
@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
     "log_level": "warn",
 }
 
-#: Fields of /generate and of sampling_params that reach the engine; the router drops others silently.
+#: Fields of /generate and of sampling_params that reach the engine; the router silently drops others.
 PASSED = frozenset({
     "input_ids", "text", "image_data", "modalities", "sampling_params", "rid", "return_logprob", "logprob_start_len",
     "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "return_hidden_states", "stream", "priority",
@@ -47,22 +47,22 @@ PASSED_SAMPLING = frozenset({
     "presence_penalty", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     "no_stop_trim", "n", "sampling_seed", "json_schema", "regex", "ebnf",
 })  # fmt: skip
-#: Values that may be dropped: they are the engine's own defaults.
+#: Values that may be dropped, because they are the engine's defaults.
 _DEFAULT_SAMPLING = {"spaces_between_special_tokens": True}
 
-#: Longest wait for an administrative answer of the router.
+#: Longest wait for an administrative answer of the router, in seconds.
 _ADMIN_TIMEOUT_S = 10.0
-#: Longest wait until an added engine is listed as healthy, or a removed one is gone.
+#: Longest wait until an added engine is healthy or a removed engine is gone, in seconds.
 _CHANGE_TIMEOUT_S = 30.0
-#: Wait before a router that died is restarted; doubles up to the maximum, and resets after a quiet minute.
+#: First and longest wait before a router is restarted (waits double), and uptime after which the wait resets.
 _BACKOFF_S, _MAX_BACKOFF_S, _QUIET_S = 0.5, 10.0, 60.0
-_LOOK_S = 0.05
-#: Longest start of a router.
+_POLL_S = 0.05
+#: Longest start of a router, in seconds.
 START_S = 60.0
 
-#: Arguments that penstock sets itself, and what to set instead.
-_OURS = {
-    "host": "nothing; its worker chooses it",
+#: Arguments that penstock sets -> what to set instead.
+_SET_BY_PENSTOCK = {
+    "host": "nothing; the worker chooses it",
     "port": "fleet.ports",
     "prometheus_host": "nothing",
     "prometheus_port": "fleet.ports",
@@ -77,17 +77,17 @@ _OURS = {
 
 
 def build_router_command(config: RouterConfig, python: str, *, port: int = 0, metrics_port: int = 0) -> list[str]:
-    """Build the command line of a router without engines: they are added once they have the weights.
+    """Build the command line of a router without engines, which are added once they have the weights.
 
     Args:
         python: interpreter of the engines' environment.
-        port, metrics_port: used if ``config`` does not set them.
+        port, metrics_port: defaults if ``config`` does not set them.
 
     Raises:
-        ConfigError: ``args`` has an argument that penstock sets itself.
+        ConfigError: ``args`` has an argument that penstock sets.
     """
     given = with_underscores(config.args)
-    refuse_set("router.args.", given, _OURS)
+    refuse_set("router.args.", given, _SET_BY_PENSTOCK)
     pd = any(engine.worker_type == "prefill" for engine in config.engines)
     arguments: dict[str, Any] = {
         "host": config.host,
@@ -98,13 +98,13 @@ def build_router_command(config: RouterConfig, python: str, *, port: int = 0, me
         "disable_retries": True,
         "pd_disaggregation": pd,
     }
-    # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
+    # Do not resolve the link: Python finds its virtual environment by the path of the interpreter.
     program = str(Path(python).absolute()) if os.sep in python else python
     return [program, "-I", str(_PROCESS), *flags_of(arguments | _DEFAULTS | given)]
 
 
 def dropped_fields(body: dict[str, Any]) -> list[str]:
-    """Return the fields of a body for /generate that the router would drop."""
+    """Return the fields of a /generate body that the router would drop."""
     sampling = body.get("sampling_params") or {}
     fields = [name for name, value in body.items() if value is not None and name not in PASSED]
     fields += [
@@ -117,7 +117,7 @@ def dropped_fields(body: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """An engine as the router lists it."""
+    """Describe an engine as listed by the router."""
 
     id: str
     url: str
@@ -126,11 +126,11 @@ class Registered:
 
 
 class Router:
-    """A router process, kept running, and its engines. All methods belong to one event loop.
+    """Run a router process and manage its engines. Not thread-safe.
 
     Args:
         python: interpreter of the engines' environment.
-        log_dir: it logs to ``router-NAME.log`` in it.
+        log_dir: folder of the log ``router-NAME.log``.
     """
 
     def __init__(self, config: RouterConfig, python: str, *, name: str, log_dir: Path) -> None:
@@ -138,7 +138,7 @@ class Router:
         self.name = name
         self._python = python
         self._log = (log_dir / f"router-{name}.log").absolute()
-        # It keeps its address across restarts.
+        # The address stays the same across restarts.
         self._port = config.port or free_port()
         self._metrics_port = free_port()
         self.url = f"http://{config.host}:{self._port}"
@@ -151,7 +151,7 @@ class Router:
 
     @property
     def pid(self) -> int:
-        """Pid of its process; 0 while it has none."""
+        """Pid of the router process; 0 while it is not running."""
         return self._server.pid if self._server else 0
 
     @property
@@ -159,11 +159,11 @@ class Router:
         return self._server is not None and self._server.exit_reason() is None
 
     async def start(self) -> None:
-        """Start the process and wait until it answers. It has no engines yet.
+        """Start the process without engines and wait until it responds.
 
         Raises:
-            ConfigError: its environment has no sglang_router, or an argument is invalid.
-            EngineDied, EngineError: it ended, or did not answer within ``START_S``; nothing is left running.
+            ConfigError: sglang_router is not installed, or an argument is invalid.
+            EngineDied, EngineError: the router exited, or did not respond within ``START_S``; no process is left.
         """
         check_python(self._python)
         command = build_router_command(self.config, self._python, port=self._port, metrics_port=self._metrics_port)
@@ -181,30 +181,30 @@ class Router:
 
     def _mistake(self, tail: str) -> ConfigError | None:
         if "No module named" in tail and "sglang_router" in tail:
-            return ConfigError(f"{self._python} has no sglang_router: install sglang-router==0.3.2 there.")
+            return ConfigError(f"{self._python} has no sglang_router: install sglang-router==0.3.2 in its environment.")
         if "unrecognized arguments" in tail or "invalid choice" in tail:
-            return ConfigError(f"router.args: the router does not know an argument:\n{tail}")
+            return ConfigError(f"router.args has an unknown or invalid argument; correct it:\n{tail}")
         return None
 
     async def _is_live(self) -> bool:
         try:
-            await self._ask("GET", "/liveness")
+            await self._request("GET", "/liveness")
         except EngineError:
             return False
         return True
 
     async def healthy(self) -> bool:
-        """Return whether its process runs and answers."""
+        """Return whether the process runs and responds."""
         return self.alive and await self._is_live()
 
     async def restart(self, seen: int) -> None:
-        """Kill it, with every request it carries, and start it without engines; waits longer after each death.
+        """Kill the router with all its requests and start it without engines, with exponential backoff.
 
         Args:
-            seen: ``starts`` when the caller found it broken; if it was restarted since, nothing is done.
+            seen: ``starts`` when the caller found the router broken; if it was restarted since, do nothing.
 
         Raises:
-            ConfigError, EngineDied, EngineError: as :meth:`start`.
+            ConfigError, EngineDied, EngineError: see :meth:`start`.
         """
         async with self._restarting:
             if self.starts != seen:
@@ -229,48 +229,48 @@ class Router:
                 await session.close()
 
     async def engines(self) -> dict[str, Registered]:
-        """Return the engines that it knows, by address. Raises EngineError."""
-        answer = await self._ask("GET", "/workers")
+        """Return the router's engines by address. Raises EngineError."""
+        answer = await self._request("GET", "/workers")
         found = {}
         try:
             for one in answer["workers"]:
                 url = str(one["url"]).rstrip("/")
                 found[url] = Registered(str(one["id"]), url, str(one["worker_type"]), bool(one["is_healthy"]))
         except (KeyError, TypeError) as exc:
-            raise EngineError(f"the router listed engines that penstock cannot read ({exc!r}).") from exc
+            raise EngineError(f"the router returned a malformed list of engines ({exc!r}).") from exc
         return found
 
     async def add(self, member: MemberConfig) -> None:
-        """Add an engine, and wait until it is healthy.
+        """Add an engine and wait until it is healthy.
 
         Raises:
-            EngineError: it is not healthy within 30 s.
+            EngineError: the engine is not healthy within 30 s.
         """
         body: dict[str, Any] = {"url": member.url, "worker_type": member.worker_type}
         if member.bootstrap_port is not None:
             body["bootstrap_port"] = member.bootstrap_port
-        await self._ask("POST", "/workers", body)
-        await self._until(lambda there: member.url in there and there[member.url].healthy, f"take {member.url}")
+        await self._request("POST", "/workers", body)
+        await self._until(lambda listed: member.url in listed and listed[member.url].healthy, f"add {member.url}")
 
     async def remove(self, url: str) -> None:
-        """Remove an engine, and wait until it is gone; its running requests continue.
+        """Remove an engine and wait until it is gone; its running requests continue.
 
         Raises:
-            EngineError: it is not gone within 30 s.
+            EngineError: the engine is still listed after 30 s.
         """
-        there = await self.engines()
-        if url in there:
-            await self._ask("DELETE", f"/workers/{there[url].id}")
-            await self._until(lambda there: url not in there, f"remove {url}")
+        listed = await self.engines()
+        if url in listed:
+            await self._request("DELETE", f"/workers/{listed[url].id}")
+            await self._until(lambda listed: url not in listed, f"remove {url}")
 
     async def _until(self, condition: Any, what: str) -> None:
         deadline = time.monotonic() + _CHANGE_TIMEOUT_S
         while not condition(await self.engines()):
             if time.monotonic() > deadline:
                 raise EngineError(f"the router did not {what} within {_CHANGE_TIMEOUT_S:g} s; its log is {self._log}")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         if self._session is None:
             raise EngineDied(f"router {self.name} is not running.")
         try:
@@ -286,4 +286,4 @@ class Router:
         try:
             return orjson.loads(answer) if answer[:1] in (b"{", b"[") else None
         except orjson.JSONDecodeError as exc:
-            raise EngineError(f"the router answered {path} with something that is not JSON: {answer[:200]!r}.") from exc
+            raise EngineError(f"the router returned invalid JSON for {path}: {answer[:200]!r}.") from exc

@@ -1,1 +1,1 @@
-"""SGLang: its servers, and the client that generates with one."""
+"""Run SGLang servers, and generate with them."""

@@ -1,8 +1,8 @@
-"""Send requests that begin together and continue the same tokens, those of a group, as one HTTP request: a batch.
+"""Send simultaneous requests with the same prompt, those of a group, as one batched HTTP request.
 
-SGLang's HTTP process needs half as much CPU time for a batch of 8 as for 8 requests. Each request of it keeps its name,
-by which it can be aborted, and gets its answer when that is complete. The stream has two events for each: the first
-token, and the rest.
+SGLang's HTTP process needs half the CPU time for a batch of 8 compared with 8 requests. Each request of a batch has its
+own rid, can be aborted, and gets its answer when complete. The stream has two events per request: the first token, and
+the rest.
 """
 
 import asyncio
@@ -17,21 +17,20 @@ from penstock.text import safe_repr
 from penstock.workers.sglang.http import EngineHttp
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, Answer, most_tokens, read_events, read_head
 
-#: Requests of this many tokens are sent alone: receiving answers of 3,072 tokens in one batch took 1.3 times the CPU
-#: time.
-MOST = 1024
-#: More tokens than an answer has: SGLang sends an event for the first token and every so many later ones.
+#: Requests with at least this many tokens are sent alone: a batch took 1.3 times the CPU time for 3,072 tokens.
+MAX_TOKENS = 1024
+#: Stream interval larger than any answer: SGLang sends one event for the first token and one per interval.
 _INTERVAL = 1 << 30
-#: Fields of a request that are its own; the others are equal in a batch.
+#: Fields that may differ between requests of a batch.
 _OWN = ("rid", "sampling_params")
 
 
 class BatchFailed(EngineError):
-    """The server ended a batch with an error, which may concern another request of it."""
+    """Report that the server failed a batch, possibly because of another of its requests."""
 
 
 class BatchRefused(BatchFailed):
-    """The server answered a batch with an error status and generated nothing for it."""
+    """Report that the server refused a batch before generating."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -40,7 +39,7 @@ class BatchRefused(BatchFailed):
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """One request."""
+    """Hold one request of a batch."""
 
     body: dict[str, Any]
     answer: Answer
@@ -49,10 +48,10 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Requests that differ in their own fields alone."""
+    """Collect requests that differ only in the fields of ``_OWN``."""
 
     members: list[_Member] = field(default_factory=list)
-    #: Sends it; None until then.
+    #: Task that sends the batch; None until it starts.
     task: "asyncio.Task[None] | None" = None
 
     def takes(self, body: dict[str, Any]) -> bool:
@@ -65,11 +64,11 @@ class _Batch:
 
 
 class Batches:
-    """All methods belong to one event loop.
+    """Batch requests to one server. Not thread-safe.
 
     Args:
-        hear: called with the rid of a request when tokens of it arrive.
-        abort: aborts the request with a rid.
+        on_tokens: called with the rid of a request when tokens of it arrive.
+        abort: aborts the request with the given rid.
     """
 
     def __init__(
@@ -77,26 +76,26 @@ class Batches:
         http: EngineHttp,
         config: EngineConfig,
         *,
-        hear: Callable[[str], None],
+        on_tokens: Callable[[str], None],
         abort: Callable[[str], Awaitable[None]],
     ) -> None:
         self._http = http
         self._config = config
-        self._hear = hear
+        self._on_tokens = on_tokens
         self._abort = abort
-        #: The batch that further requests may join until the event loop's next iteration.
+        #: Batch that further requests may join until the event loop's next iteration.
         self._open: _Batch | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
-    async def ask(self, body: dict[str, Any], *, incremental: bool) -> Any:
-        """Send a request, with others that are sent in the same iteration of the event loop; return its answer.
+    async def send(self, body: dict[str, Any], *, incremental: bool) -> Any:
+        """Send a request, batched with others of the same event loop iteration; return its answer.
 
         Args:
-            incremental: whether stream events have only new tokens.
+            incremental: whether stream events contain only new tokens.
 
         Raises:
-            BatchFailed, BatchRefused: send it again, alone.
-            EngineError: as ``EngineHttp.call``, and as ``Answer.extend``.
+            BatchFailed, BatchRefused: the request has to be resent alone.
+            EngineError: see ``EngineHttp.call`` and ``Answer.extend``.
         """
         loop, batch = asyncio.get_running_loop(), self._open
         if batch is None or not batch.takes(body):
@@ -112,7 +111,7 @@ class Batches:
             raise
 
     def _leave(self, batch: _Batch, member: _Member) -> None:
-        """Abort the request of a caller that does not wait any more; the others continue."""
+        """Abort the request of a caller that stopped waiting; the other requests continue."""
         if batch.task is None or batch.task.done():
             return
         if not batch.pending:
@@ -137,7 +136,7 @@ class Batches:
         failure: Exception = EngineDied("the stream of a batch ended before its answers.")
         try:
             if len(batch.members) == 1:
-                await self._ask_alone(batch.members[0])
+                await self._send_alone(batch.members[0])
             else:
                 await self._stream(batch)
         except Exception as exc:
@@ -146,7 +145,7 @@ class Batches:
             for member in batch.pending:
                 member.done.set_exception(failure)
 
-    async def _ask_alone(self, member: _Member) -> None:
+    async def _send_alone(self, member: _Member) -> None:
         limit_s = self._config.request_timeout_s
         answer = await self._http.call("POST", "/generate", member.body, limit_s, keep=True)
         if not member.done.done():
@@ -166,25 +165,25 @@ class Batches:
             if response.status != 200:
                 status, head = response.status, await read_head(response.content)
                 reason = str(self._http.refusal("/generate", status, head))
-                # After another 5xx status the server, or a proxy before it, may have failed during generation.
+                # Other 5xx statuses may mean that the server or a proxy failed during generation.
                 raise BatchRefused(reason, status) if status < 500 or status == 503 else BatchFailed(reason)
             async for event in read_events(response.content, MAX_EVENT_BYTES):
                 index = event.get("index")
                 if type(index) is not int or not 0 <= index < count:
-                    raise BatchFailed(f"the engine ended a batch: {safe_repr(event)[:500]}")
+                    raise BatchFailed(f"the engine failed a batch: {safe_repr(event)[:500]}")
                 if (member := waiting.get(index)) is None:
                     continue
                 self._take(member, event)
                 if member.done.done():
-                    # Its tokens are objects that every pass of the garbage collector visits.
+                    # Release finished answers, whose token objects every garbage collection would visit.
                     batch.members.remove(waiting.pop(index))
                     del member, event
                     await asyncio.sleep(0)
-            # To its end, so that the connection is kept.
+            # Read to the end, so that the connection can be reused.
             await read_head(response.content)
 
     def _take(self, member: _Member, event: dict[str, Any]) -> None:
-        """Add an event to the answer of a request; an error in it is that of this request alone."""
+        """Add an event to the answer of a request; an error in it fails only this request."""
         if member.done.done():
             return
         try:
@@ -192,6 +191,6 @@ class Batches:
         except EngineError as exc:
             member.done.set_exception(exc)
             return
-        self._hear(member.body["rid"])
+        self._on_tokens(member.body["rid"])
         if member.answer.is_finished:
-            member.done.set_result(member.answer.whole())
+            member.done.set_result(member.answer.complete())

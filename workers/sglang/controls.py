@@ -1,6 +1,6 @@
-"""Control one engine over SGLang's HTTP interface: its weights, its memory, its health.
+"""Control weights, memory and health of an engine over SGLang's HTTP interface.
 
-One server (``engine.py``), or several behind a router (``workers/router``) with the same calls. Independent of Redis.
+The same calls control one server (``engine.py``) or several behind a router (``workers/router``). No use of Redis.
 """
 
 import asyncio
@@ -27,51 +27,51 @@ from penstock.workers.sglang.server_info import ServerInfo
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
 from penstock.workers.weights.verify import verify_publication
 
-#: A request is reported as hanging if nothing arrived for this long, and it is this many times as old as an answer of
-#: all its tokens would take at the current rate.
+#: A request counts as hanging after this many seconds without tokens, and if its age is this many times the expected
+#: duration of a complete answer at the current rate.
 SHORTEST_S, TIMES = 10.0, 3.0
-#: The minimum age before any answer has been measured.
+#: Age in seconds at which a request counts as hanging before the first measured answer.
 UNMEASURED_S = 120.0
 #: Weight of the latest answer in the rate.
-_NEW = 0.2
+_NEW_WEIGHT = 0.2
 
 
 @dataclass(slots=True)
 class _Sent:
-    """One request in flight: when (monotonic) it was sent, when tokens last arrived, and its token limit."""
+    """Record a request in flight: times (monotonic) of sending and of the last tokens, and its token limit."""
 
     sent: float
-    heard: float
+    last_tokens: float
     most: int | None
 
 
-class UnderWay:
-    """Requests in flight of one client. All methods belong to one event loop; none blocks."""
+class RequestsInFlight:
+    """Track requests in flight of one client. Not thread-safe; methods do not block."""
 
     def __init__(self) -> None:
         self._serial = itertools.count()
         self._client = secrets.token_hex(4)
-        #: rid -> its requests, in the order of sending.
+        #: rid -> wire names of its requests, in the order of sending.
         self._live: dict[str, dict[str, None]] = {}
         self._sent: dict[str, _Sent] = {}
-        #: Tokens per second of one request, by the latest answers; 0 before the first.
+        #: Tokens per second of a request, averaged over the latest answers; 0 before the first.
         self._tokens_per_s = 0.0
 
     def __len__(self) -> int:
         return sum(map(len, self._live.values()))
 
     def wire_rid(self, rid: str) -> str:
-        """Return a name that no other request to the server ever has, of this client or of another.
+        """Return a request name that is unique over all clients of the server.
 
-        SGLang aborts whatever runs under the name of a stream two seconds after that has ended, and refuses a name in
-        use: a restarted worker requests the same samples again. An abort matches by prefix: the terminator prevents
-        j/1 from ending j/10.
+        SGLang refuses names in use, and aborts requests with the name of a stream two seconds after the stream ended,
+        but a restarted worker requests the same samples again. Aborts match by prefix: the terminator prevents j/1
+        from aborting j/10.
         """
         return f"{rid}:{self._client}.{next(self._serial)};"
 
     @contextmanager
     def sent(self, rid: str, wire_rid: str, *, most: int | None = None) -> Iterator[None]:
-        """Track a request of at most ``most`` tokens inside the ``with``; None: no limit."""
+        """Track a request of at most ``most`` tokens (None: unlimited) inside the ``with``."""
         live = self._live.setdefault(rid, {})
         live[wire_rid] = None
         now = time.monotonic()
@@ -84,23 +84,23 @@ class UnderWay:
             if not live:
                 self._live.pop(rid, None)
 
-    def hear(self, wire_rid: str) -> None:
-        """Record that tokens of a request arrived."""
+    def on_tokens(self, wire_rid: str) -> None:
+        """Record the arrival of tokens of a request."""
         if (one := self._sent.get(wire_rid)) is not None:
-            one.heard = time.monotonic()
+            one.last_tokens = time.monotonic()
 
     def answered(self, wire_rid: str, tokens: int) -> None:
-        """Record that a request was answered with this many tokens, and update the rate."""
+        """Record an answer with this many tokens and update the rate."""
         one = self._sent.get(wire_rid)
         if one is None or not tokens:
             return
         rate = tokens / max(time.monotonic() - one.sent, 1e-3)
-        # Times are averaged, not rates: one fast answer must not make a slow one look hung.
-        mean = _NEW / rate + (1 - _NEW) / (self._tokens_per_s or rate)
+        # Average times instead of rates: one fast answer must not make a slow one look hung.
+        mean = _NEW_WEIGHT / rate + (1 - _NEW_WEIGHT) / (self._tokens_per_s or rate)
         self._tokens_per_s = 1 / mean
 
     def limit_s(self, most: int | None) -> float:
-        """Return the age at which a request of ``most`` tokens is reported."""
+        """Return the age in seconds at which a request of ``most`` tokens counts as hanging."""
         if not self._tokens_per_s or most is None:
             return UNMEASURED_S
         return max(SHORTEST_S, TIMES * most / self._tokens_per_s)
@@ -110,25 +110,25 @@ class UnderWay:
         return list(self._live.get(rid, ()))
 
     def silent(self) -> list[tuple[str, float]]:
-        """Return (rid, seconds since tokens last arrived) of requests that hang, longest first: those that were silent
-        for ``SHORTEST_S``, and are older than their ``limit_s``."""
+        """Return (rid, seconds without tokens) of hanging requests, longest first: silent for ``SHORTEST_S``, and older
+        than their ``limit_s``."""
         now = time.monotonic()
-        late = []
+        hanging = []
         for wire_rid, one in self._sent.items():
-            if now - one.sent >= self.limit_s(one.most) and now - one.heard >= SHORTEST_S:
-                late.append((wire_rid.rpartition(":")[0], now - one.heard))
-        return sorted(late, key=lambda one: -one[1])
+            if now - one.sent >= self.limit_s(one.most) and now - one.last_tokens >= SHORTEST_S:
+                hanging.append((wire_rid.rpartition(":")[0], now - one.last_tokens))
+        return sorted(hanging, key=lambda one: -one[1])
 
 
-#: Most ranges of versions with the same weights to remember.
+#: Most remembered ranges of versions with the same weights.
 MAX_SAME = 64
 
 
 class SglangControls(Engine):
-    """Control calls to an engine of one or several servers.
+    """Control an engine of one or several servers.
 
     Args:
-        log_dir: a spawned server logs to ``engine-NAME.log`` in it.
+        log_dir: folder of ``engine-NAME.log``, the log of a spawned server.
     """
 
     info: ServerInfo
@@ -137,19 +137,19 @@ class SglangControls(Engine):
         super().__init__(config, model, name=name)
         self.log_dir = log_dir
         self.info = ServerInfo()
-        #: Shape of the model's routing, if answers are to include it; else None.
+        #: Shape of the model's routing if answers must include it, else None.
         self.routing: Routing | None = None
-        #: True while it loads weights: its scheduler does not respond then, so health is not checked.
+        #: True while weights are loaded: the scheduler does not respond, so health checks are suspended.
         self.loading = False
         self.http = EngineHttp(name, config, most_bytes=self._most_bytes, ended=self._how_it_ended)
         self.http.url = (config.url or "").rstrip("/")
         self._unwatched = 0
         self._namespace = ""
-        #: Version being loaded, or loaded last: tokens generated meanwhile may be of it already.
+        #: Version being loaded or loaded last, which may already have generated tokens.
         self.newest = -1
         #: Ranges (first, last) of versions with the same weights, oldest first.
         self._same: deque[tuple[int, int]] = deque(maxlen=MAX_SAME)
-        self.under_way = UnderWay()
+        self.in_flight = RequestsInFlight()
         self._reference: Tensors | None = None
 
     @property
@@ -162,7 +162,7 @@ class SglangControls(Engine):
             await sessions.close()
 
     def _detach(self) -> Sessions | None:
-        """Mark the engine as down; return its sessions, which the caller must close."""
+        """Mark the engine as down; return its sessions for the caller to close."""
         self.paused = False
         self.offloaded = set()
         self._set_version(-1)
@@ -171,18 +171,18 @@ class SglangControls(Engine):
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None, **options: Any
     ) -> Any:
-        """See :meth:`EngineHttp.call`."""
+        """Send a request; see :meth:`EngineHttp.call`."""
         return await self.http.call(method, path, body, timeout_s, **options)
 
     def _how_it_ended(self) -> str:
-        """Return how its process ended, as the end of a sentence."""
+        """Return how the process exited, as the end of a sentence."""
         return ""
 
     def _set_version(self, version: int, rev: int = 0) -> None:
         self.version, self.rev, self.newest = version, rev, version
         self.is_receiving = False
-        # Only requests of the same load share prefix KV: an in-place load leaves KV of two versions behind, and equal
-        # version numbers of another run on the same server mean other weights.
+        # Only requests of the same load may share prefix KV: an in-place load leaves KV of two versions behind, and
+        # equal version numbers of another run on the same server mean other weights.
         self._namespace = f"{version}.{secrets.token_hex(4)}"
 
     async def verify(self, publication: Publication, *, files: bool = True) -> None:
@@ -196,8 +196,8 @@ class SglangControls(Engine):
     async def load(self, publication: Publication, receive: Receive | None = None) -> float:
         """Implement ``Engine.load``.
 
-        Never lets the server flush its cache: with requests running (or the last answer just leaving) that ends its
-        scheduler.
+        Never lets the server flush its cache, which ends its scheduler if a request is running or its answer is just
+        being sent.
         """
         started = time.perf_counter()
         self.newest = publication.version
@@ -219,7 +219,7 @@ class SglangControls(Engine):
             self.loading = False
         if not answer.get("success"):
             message = utf8_safe(str(answer.get("message", answer)), MAX_SAID)
-            # Its rollback reads the folder that just failed.
+            # A rollback would read the folder that just failed.
             if "rolling back" in message.lower():
                 raise EngineDied(f"the engine's weights are mixed after a failed load; restart it: {message}")
             self.newest = self.version
@@ -238,27 +238,27 @@ class SglangControls(Engine):
 
     async def adopt(self, publication: Publication) -> None:
         await self._check_weight_version()
-        self._note_same(publication.version)
+        self._record_same(publication.version)
         await self._rename_weights(publication.version)
         self.version, self.rev, self.abandoned = publication.version, publication.rev, publication.abandoned
 
-    def _note_same(self, version: int) -> None:
-        """Record that ``version``, which the server is about to report, has the weights that are loaded."""
+    def _record_same(self, version: int) -> None:
+        """Record that ``version``, which the server will report next, has the loaded weights."""
         self.newest = version
         joins = bool(self._same) and self._same[-1][1] == self.version
         earliest = self._same.pop()[0] if joins else self.version
         self._same.append((earliest, version))
 
     async def _check_weight_version(self) -> None:
-        """Raise EngineDied if the server reports other weights than were loaded, EngineError if it reports none."""
+        """Raise EngineDied if the server reports unexpected weights, EngineError if it reports none."""
         info = await self.call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
         reported = info.get("weight_version") if isinstance(info, dict) else None
         if reported is None:
             raise EngineError(f"engine {self.name} does not report the version of its weights.")
         if reported != str(self.version):
             raise EngineDied(
-                f"engine {self.name} has weights {safe_repr(reported)}, but {self.version} was loaded: it was "
-                "restarted or loaded by someone else; load the current publication."
+                f"engine {self.name} has weights {safe_repr(reported)}, but {self.version} was loaded: another process "
+                "restarted it or loaded weights; load the current publication."
             )
 
     async def _rename_weights(self, version: int) -> None:
@@ -290,14 +290,14 @@ class SglangControls(Engine):
         return True
 
     async def checksum(self) -> str:
-        """Return a checksum of its weights, to compare engines with each other. Blocks its scheduler briefly.
+        """Return a checksum of the weights, to compare engines. Blocks the scheduler briefly.
 
         Raises:
-            EngineError: not supported (as by a server on CPU).
+            EngineError: the server does not support checksums (on CPU, for example).
         """
         answer = await self.post("/weights_checker", {"action": "checksum"}, timeout_s=self.config.load_timeout_s)
         if not answer.get("success"):
-            raise EngineError(f"engine {self.name} has no checksum of its weights: {answer.get('message')}")
+            raise EngineError(f"engine {self.name} does not support weight checksums: {answer.get('message')}")
         return str(answer.get("per_engine_checksum", ""))
 
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class SglangControls(Engine):
         await self.call("POST", "/abort_request", {"abort_all": True})
 
     async def healthy(self) -> bool:
-        """Return whether its scheduler responds within ``health_timeout_s``; also true while it is frozen."""
+        """Return whether the scheduler responds within ``health_timeout_s``, even while frozen."""
         try:
             await self.call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
         except EngineError:
@@ -317,7 +317,7 @@ class SglangControls(Engine):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it may not respond for a known reason: health checks do not count."""
+        """Whether the engine may be unresponsive for a known reason, so that health checks do not count."""
         return self.loading or self._unwatched > 0 or bool(self.offloaded)
 
     @contextmanager
@@ -329,12 +329,12 @@ class SglangControls(Engine):
             self._unwatched -= 1
 
     def _most_bytes(self, body: dict[str, Any] | None) -> int:
-        """Return the largest accepted answer to a request, or event of it, in bytes."""
+        """Return the largest accepted answer or event of a request, in bytes."""
         if self.routing is None or body is None or "input_ids" not in body:
             return MAX_EVENT_BYTES
         return MAX_EVENT_BYTES + self.routing.wire_bytes(len(body["input_ids"]) + (most_tokens(body) or 0))
 
 
 def _absolute(path: str) -> str:
-    # The server may have been started in another working directory.
+    # The server may have another working directory.
     return os.path.abspath(path)

@@ -1,4 +1,4 @@
-"""HTTP with one server: failed requests raise EngineError, and the size of answers is limited."""
+"""Send HTTP requests to one server with bounded answers; failures raise EngineError."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -14,22 +14,22 @@ from penstock.errors import EngineDied, EngineError, EngineRefused
 from penstock.workers.sglang.stream import read_body, read_head
 
 _JSON = {"Content-Type": "application/json"}
-#: Unused connections are closed after this time. SGLang closes them after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE).
+#: Seconds before idle connections are closed; SGLang closes them after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE).
 KEEP_S = 3.0
 
 
 class ConnectionClosed(EngineDied):
-    """The server closed a connection that earlier requests had used, before any byte of the answer."""
+    """Report that the server closed a reused connection before any byte of the answer."""
 
 
 def open_session(*, connect_s: float | None = None, auto_decompress: bool = True) -> aiohttp.ClientSession:
     """Open a session that uses a new connection for each request.
 
-    A server may close a kept connection at any time, for instance after a 500. A request just sent on it fails as if
-    the engine had died, and cannot be sent again, because it may have been executed.
+    A server may close an idle connection at any time, for instance after a 500. A request just sent on it fails as if
+    the engine had died, and cannot be retried, because it may have been executed.
 
     Args:
-        connect_s: time limit for connecting; None: that of the request.
+        connect_s: time limit for connecting; None: the limit of the request.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -39,9 +39,9 @@ def open_session(*, connect_s: float | None = None, auto_decompress: bool = True
 
 
 def _open_kept_session(connect_s: float) -> aiohttp.ClientSession:
-    """Open a session that keeps connections open; a request on a used one adds to its ``trace_request_ctx``, a list."""
+    """Open a session that reuses connections; a reuse appends to the list in the request's ``trace_request_ctx``."""
     trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_note_reuse)
+    trace.on_connection_reuseconn.append(_record_reuse)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
@@ -49,23 +49,23 @@ def _open_kept_session(connect_s: float) -> aiohttp.ClientSession:
     )
 
 
-async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:
+async def _record_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:
     context.trace_request_ctx.append(True)
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Open connections to one server."""
+    """Hold the open connections to one server."""
 
-    #: A new connection for each request.
+    #: Session with a new connection for each request.
     single: aiohttp.ClientSession
-    #: For requests for tokens, which may be sent again.
+    #: Session for generate requests, which may be retried.
     kept: aiohttp.ClientSession
     #: Time limits of requests in flight.
     limits: set[asyncio.Timeout] = field(default_factory=set)
 
     async def close(self) -> None:
-        """Close the connections; end requests in flight, because aiohttp never ends the read of a body."""
+        """Close the connections and cancel requests in flight, whose reads aiohttp would never end."""
         for limit in self.limits:
             if not limit.expired():
                 limit.reschedule(0)
@@ -74,13 +74,13 @@ class Sessions:
 
 
 class EngineHttp:
-    """Requests to one address. All methods belong to one event loop.
+    """Send requests to one address. Not thread-safe.
 
     Args:
-        name: of the engine, used in errors.
-        config: its time limits.
-        most_bytes: returns the largest answer to a body, or event of it, in bytes.
-        ended: how the server's process ended, as the end of a sentence; '' if unknown.
+        name: name of the engine in errors.
+        config: time limits.
+        most_bytes: returns the largest answer or event for a request body, in bytes.
+        ended: returns how the server's process exited, as the end of a sentence; '' if unknown.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class EngineHttp:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The open session, with a new connection for each request. Raises EngineDied if it is closed."""
+        """Open session with a new connection for each request. Raises EngineDied if it is closed."""
         return self._open_sessions.single
 
     @property
@@ -118,7 +118,7 @@ class EngineHttp:
         self._sessions = Sessions(open_session(connect_s=10), _open_kept_session(10))
 
     def detach(self) -> Sessions | None:
-        """Return the sessions, for the caller to close: requests in flight then raise EngineDied. Send nothing more."""
+        """Detach and return the sessions for the caller to close, which ends requests in flight with EngineDied."""
         sessions, self._sessions = self._sessions, None
         return sessions
 
@@ -136,12 +136,12 @@ class EngineHttp:
         """Send one request; return the decoded answer.
 
         Args:
-            keep: use a kept connection if one is free, and keep it open.
+            keep: reuse an idle connection, and keep it open.
 
         Raises:
-            ConnectionClosed: the server closed the kept connection; it may or may not have read the request.
+            ConnectionClosed: the server closed the reused connection; it may have read the request.
             EngineRefused: the server answered 400.
-            EngineError: another status that is not ``ok``, a timeout, or an answer that is not JSON.
+            EngineError: another status not in ``ok``, a timeout, or an answer that is not JSON.
             EngineDied: the connection was lost.
         """
         async with self.request(method, path, body, timeout_s, keep=keep) as response:
@@ -155,15 +155,13 @@ class EngineHttp:
         try:
             return orjson.loads(answer) if answer and is_json else {}
         except orjson.JSONDecodeError as exc:
-            raise EngineError(
-                f"engine {self._name} answered {path} with something that is not JSON: {answer[:200]!r}."
-            ) from exc
+            raise EngineError(f"engine {self._name} returned invalid JSON for {path}: {answer[:200]!r}.") from exc
 
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None, *, keep: bool = False
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response, with its body unread; raises as ``call``."""
+        """Send a request and yield the response before its body is read; raises like ``call``."""
         sessions, reused = self._open_sessions, list[bool]()
         session = sessions.kept if keep else sessions.single
         limit_s = timeout_s if timeout_s is not None else self._config.health_timeout_s * self._config.health_failures

@@ -1,4 +1,4 @@
-"""Parse one answer of an engine: generated tokens, or the scores of given ones."""
+"""Parse an answer of an engine: generated tokens, or scores of given tokens."""
 
 import logging
 from array import array as array_of
@@ -14,19 +14,19 @@ from penstock.text import safe_repr, utf8_safe
 from penstock.workers.engine import Drafts
 
 #: Messages of discarded segments.
-STALE_PREFIX = "its prefix was of older weights"
+STALE_PREFIX = "its prefix came from older weights"
 NO_ROUTING = "its engine did not return the expert routing of its tokens"
-#: Matched "stop" of an answer whose logits were not numbers; its last token was not sampled.
+#: Value of "matched" if the logits were not numbers; the last token was not sampled.
 _NAN = "NaN happened"
-#: Upper bound of ids and token counts: they are stored as int32.
+#: Upper bound of ids and token counts, which are stored as int32.
 _MOST_TOKENS = 2**31
 #: Logprobs are stored as float32; values above 0 come from rounding.
 _LARGEST, _HIGHEST = 3.4e38, 1.0
-#: Longest abort message kept, in characters.
+#: Longest stored abort message, in characters.
 _MAX_MESSAGE = 500
 
 
-#: Unknown finish reasons that were logged.
+#: Unknown finish reasons that were already logged.
 _logged: set[str] = set()
 _MOST_LOGGED = 64
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """The tokens of an answer, before their weights are known."""
+class RawAnswer:
+    """Hold the tokens of an answer before their versions are determined."""
 
     ids: list[int]
     logprobs: list[float]
@@ -46,7 +46,7 @@ class Drawn:
 
 
 def meta_of(answer: Any, rid: str) -> dict[str, Any]:
-    """Return ``meta_info`` of an answer to /generate. Raises EngineError if it is missing."""
+    """Return ``meta_info`` of a /generate answer. Raises EngineError if it is missing."""
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     if not isinstance(meta, dict):
         raise EngineError(f"{rid}: the engine's answer lacks meta_info: {safe_repr(answer)}.")
@@ -54,16 +54,16 @@ def meta_of(answer: Any, rid: str) -> dict[str, Any]:
 
 
 def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
-    """Return a number of tokens in ``meta_info``; 0 if missing. Raises EngineError if it is not a number."""
+    """Return a token count in ``meta_info``, 0 if missing. Raises EngineError if it is invalid."""
     value = meta.get(name)
     if value is None:
         return 0
     if type(value) is not int or not 0 <= value < _MOST_TOKENS:
-        raise EngineError(f"{rid}: the engine reports {name} = {safe_repr(value)}, which is not a number of tokens.")
+        raise EngineError(f"{rid}: the engine reports an invalid {name} = {safe_repr(value)}.")
     return value
 
 
-#: Names of the counts of draft checks, drafted tokens and accepted ones in SGLang's releases; the newest first.
+#: Names of the counts of draft verifications, drafted tokens and accepted tokens in SGLang releases, newest first.
 _DRAFTS = (
     ("spec_verify_ct",),
     ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
@@ -72,7 +72,7 @@ _DRAFTS = (
 
 
 def drafts_of(meta: dict[str, Any]) -> Drafts | None:
-    """Return the draft counts in ``meta_info``; None if missing or malformed, as only metrics use them."""
+    """Return the draft counts in ``meta_info``; None if missing or malformed, because only metrics use them."""
     found: list[Any] = [next((meta[name] for name in names if name in meta), None) for names in _DRAFTS]
     if not all(type(value) is int and 0 <= value < _MOST_TOKENS for value in found):
         return None
@@ -81,10 +81,10 @@ def drafts_of(meta: dict[str, Any]) -> Drafts | None:
 
 
 def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]]:
-    """Return (version as reported, tokens) of each span of an answer of ``count`` tokens; [] if it reports none.
+    """Return (reported version, number of tokens) of each span of an answer; [] without spans.
 
     Raises:
-        EngineError: they have gaps, or do not cover exactly its tokens.
+        EngineError: the spans have gaps, or do not cover exactly ``count`` tokens.
     """
     spans, covered, found = meta.get("weight_versions"), 0, []
     if spans is None:
@@ -95,7 +95,7 @@ def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]
             if type(start) is not int or start != covered:
                 raise EngineError(f"{rid}: the engine's version spans have a gap at token {covered}.")
             if type(end) is not int or not start <= end <= count:
-                raise EngineError(f"{rid}: the engine's version spans cover other than its {count} tokens.")
+                raise EngineError(f"{rid}: the engine's version spans exceed its {count} tokens.")
             found.append((version, end - start))
             covered = end
     except (TypeError, KeyError) as exc:
@@ -105,11 +105,11 @@ def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]
     return found
 
 
-def read_drawn(answer: Any, rid: str) -> Drawn:
-    """Read tokens and logprobs of an answer to /generate.
+def read_generated(answer: Any, rid: str) -> RawAnswer:
+    """Read tokens and logprobs of a /generate answer.
 
     Raises:
-        EngineError: it lacks ids, or does not have exactly one finite logprob for each.
+        EngineError: ids are missing, or do not have exactly one finite logprob each.
     """
     meta = meta_of(answer, rid)
     try:
@@ -117,7 +117,7 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
         reason = finish["type"]
         entries = meta.get("output_token_logprobs") or []
         logprobs = [entry[0] for entry in entries]
-        drawn = [entry[1] for entry in entries]
+        scored = [entry[1] for entry in entries]
         matched, message = finish.get("matched"), str(finish.get("message", ""))
     except (KeyError, TypeError, IndexError, AttributeError) as exc:
         raise EngineError(
@@ -125,30 +125,30 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
         ) from exc
     if not are_ids(ids):
         raise EngineError(f"{rid}: the engine's output_ids are not token ids: {safe_repr(ids)}.")
-    if drawn != ids:
-        raise EngineError(f"{rid}: the engine gave {len(drawn)} logprobs for {len(ids)} ids, not one for each.")
+    if scored != ids:
+        raise EngineError(f"{rid}: the engine returned {len(scored)} logprobs for {len(ids)} ids, not one for each.")
     values = finite_of(logprobs)
     if values is None or matched == _NAN:
-        raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
+        raise EngineError(f"{rid}: the engine returned a logprob that is not a finite number: its logits overflow.")
     if values.max(initial=0.0) > _HIGHEST:
-        raise EngineError(f"{rid}: the engine gave the logprob {values.max():g}, and none is above 0.")
+        raise EngineError(f"{rid}: the engine returned the logprob {values.max():g}, above 0.")
     if reason not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         if not ids:
-            raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {safe_repr(reason)}.")
-        # A later release may have more finish reasons. The tokens are valid, and truncation describes them.
+            raise EngineError(f"{rid}: the engine returned no token, with unknown finish reason {safe_repr(reason)}.")
+        # A later release may have more finish reasons: keep the tokens and count the answer as truncated.
         name = safe_repr(reason)
         if name not in _logged and len(_logged) < _MOST_LOGGED:
             _logged.add(name)
             log.warning("%s: unknown finish reason %s; treated as truncated", rid, name)
         reason = FinishReason.LENGTH
-    return Drawn(ids, logprobs, reason, utf8_safe(message, _MAX_MESSAGE), meta)
+    return RawAnswer(ids, logprobs, reason, utf8_safe(message, _MAX_MESSAGE), meta)
 
 
 def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, rid: str) -> list[float] | None:
-    """[L - start] Read logprobs of given tokens in an answer to /generate; None if it was aborted.
+    """Read the logprobs [L - start] of given tokens in a /generate answer; None if it was aborted.
 
     Raises:
-        EngineError: there is not exactly one finite number for each token.
+        EngineError: a token does not have exactly one finite logprob.
     """
     meta = meta_of(answer, rid)
     try:
@@ -160,19 +160,19 @@ def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, 
     except (KeyError, TypeError, IndexError, AttributeError) as exc:
         raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({safe_repr(exc)}).") from exc
     if not are_ids(scored):
-        raise EngineError(f"{rid}: the engine's logprobs of the input are not of token ids: {safe_repr(scored)}.")
-    # SGLang scores the last id of the vocabulary correctly, but reports it as 0 (seen in 0.5.20).
+        raise EngineError(f"{rid}: the engine's logprobs of the input have invalid token ids: {safe_repr(scored)}.")
+    # SGLang scores the last id of the vocabulary correctly but reports it as 0 (seen in 0.5.20).
     names = {0, vocab_size - 1}
     same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]
-    whole = len(scored) == len(input_ids) - start == len(same)
-    if not whole or not all(same) or finite_of(logprobs) is None:
+    is_complete = len(scored) == len(input_ids) - start == len(same)
+    if not is_complete or not all(same) or finite_of(logprobs) is None:
         raise EngineError(f"{rid}: the engine's logprobs are not one finite number for each token.")
     return logprobs
 
 
 def finite_of(values: list[Any]) -> NDArray[np.float64] | None:
-    """[T] Return the values as an array; None unless all are numbers that float32 holds as finite ones."""
-    # JSON's null stands for NaN.
+    """Return the values as an array [T]; None unless all are finite numbers in float32."""
+    # JSON encodes NaN as null.
     if not set(map(type, values)) <= {float, int}:
         return None
     try:
@@ -183,7 +183,7 @@ def finite_of(values: list[Any]) -> NDArray[np.float64] | None:
 
 
 def are_ids(values: Any) -> bool:
-    """Return whether this is a list of token ids that fit into int32."""
+    """Return whether ``values`` is a list of token ids that fit into int32."""
     if type(values) is not list or not set(map(type, values)) <= {int}:
         return False
     try:

@@ -1,4 +1,4 @@
-"""One spawned SGLang server process, from its start until all its processes have ended."""
+"""Run a spawned SGLang server from its start until all its processes have exited."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from penstock.workers.sglang.args import build_command, build_environment, check
 
 log = logging.getLogger(__name__)
 
-#: Text in the log that begins a phase -> the phase.
+#: Log text that marks the start of a phase -> phase.
 _BEGINS: Final = (
     ("server_args=", EngineStarting("processes")),
     ("Load weight begin", EngineStarting("weights")),
@@ -31,12 +31,12 @@ _BEGINS: Final = (
     ("Capture cuda graph end", EngineStarting("setup")),
     ("Started server process", EngineStarting("port")),
 )
-#: Progress bars of loading shards and capturing graphs.
+#: Progress bars of shard loading and graph capture.
 _SHARE = re.compile(r"\b([0-9]{1,3})% ?(?:Completed)? ?\|")
 
 
 def phase_of(written: str) -> EngineStarting:
-    """Return the phase of a server that has written this since it was started."""
+    """Return the start phase of a server from its log since the start."""
     at, phase = max(((written.rfind(begins), phase) for begins, phase in _BEGINS), key=lambda found: found[0])
     if at < 0:
         return EngineStarting("imports")
@@ -44,17 +44,17 @@ def phase_of(written: str) -> EngineStarting:
     return replace(phase, percent=min(int(share), 100))
 
 
-#: Longest wait for the processes of a killed server to end.
+#: Longest wait for the processes of a killed server to exit.
 _KILL_TIMEOUT_S = 30.0
 _HEALTH_S = 5.0
 _LOG_LINES = 48
-#: Lines of the log that are searched for the phase of a start; the maximum that is read.
+#: Most log lines searched for the start phase.
 _PHASE_LINES = 4_000
 _PORT_TAKEN = ("address already in use", "is not available")
 
 
 class Server:
-    """An SGLang server process under its keeper. Created by :func:`spawn`."""
+    """Control an SGLang server process under its keeper. Created by :func:`spawn`."""
 
     def __init__(self, child: Child, *, url: str) -> None:
         self.url = url
@@ -63,7 +63,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Pid of launch_server, the oldest child of its keeper; 0 if it does not run."""
+        """Pid of launch_server, the oldest child of its keeper; 0 if it is not running."""
         keeper = self._child.pid
         try:
             return int((Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split() or ["0"])[0])
@@ -71,19 +71,19 @@ class Server:
             return 0
 
     def exit_reason(self) -> str | None:
-        """Return how the server ended, or None while it runs. Does not block."""
+        """Return how the server exited, or None while it runs. Does not block."""
         if self._child.alive():
             return None
         self._child.ended()
         return f"ended with {self._child.how()}"
 
     async def died(self) -> str:
-        """Wait until the server has ended; return how."""
+        """Wait until the server exits; return how it exited."""
         await self._child.wait()
         return self.exit_reason() or ""
 
     def log_tail(self) -> str:
-        """Return the last lines this process logged."""
+        """Return the last log lines of this process."""
         try:
             text = self._child.last_words(_LOG_LINES)
         except OSError as exc:
@@ -91,7 +91,7 @@ class Server:
         return "\n".join(line for line in text.splitlines() if line.strip()) or "(empty)"
 
     def phase(self) -> EngineStarting:
-        """Return the phase of its start. Reads its log."""
+        """Return the start phase, read from the log."""
         try:
             return phase_of(self._child.last_words(_PHASE_LINES))
         except OSError:
@@ -105,17 +105,17 @@ class Server:
         limit: str,
         explain: Callable[[str], ConfigError | None],
     ) -> None:
-        """Wait until the server answers.
+        """Wait until the server responds.
 
         Args:
-            what: kind of the server, for errors.
-            limit: ``timeout_s`` in words, for errors.
-            explain: returns the mistake in the configuration that the last lines of the log tell.
+            what: kind of server in errors.
+            limit: ``timeout_s`` as text for errors.
+            explain: returns the configuration error that the last log lines report, if any.
 
         Raises:
-            ConfigError: as ``explain`` returns it.
-            EngineDied: it ended during the start; the message has the last lines of its log.
-            EngineError: it did not answer within ``timeout_s``.
+            ConfigError: result of ``explain``.
+            EngineDied: the server exited during the start; the message has its last log lines.
+            EngineError: the server did not respond within ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         died = asyncio.create_task(self.died())
@@ -130,26 +130,26 @@ class Server:
                         why = f", because it {advice}; its log is {self.log}"
                     else:
                         why = f"; the end of {self.log}:\n{tail}"
-                    raise EngineDied(f"the {what} {died.result()} while it started{why}")
+                    raise EngineDied(f"the {what} {died.result()} during its start{why}")
                 if time.monotonic() > deadline:
                     raise EngineError(f"the {what} did not answer within {limit}; see {self.log}:\n{self.log_tail()}")
         finally:
             died.cancel()
 
     def port_taken(self) -> bool:
-        """Return whether it ended because another process took its port."""
+        """Return whether the server exited because its port was taken."""
         tail = self.log_tail().lower()
         return self.exit_reason() is not None and any(text in tail for text in _PORT_TAKEN)
 
     def kill(self) -> None:
-        """Kill every process of the server. Returns at once; may be called again."""
+        """Kill all processes of the server. Returns at once; may be called repeatedly."""
         self._child.hang_up()
 
     async def stop(self) -> None:
-        """Kill every process of the server and wait until they have ended.
+        """Kill all processes of the server and wait until they have exited.
 
         Raises:
-            EngineError: some still run after 30 s.
+            EngineError: a process still runs after 30 s.
         """
         self.kill()
         try:
@@ -163,12 +163,12 @@ class Server:
 
 
 def engine_logs(log_dir: Path, name: str) -> tuple[Path, ...]:
-    """Return the log files of servers started under this name: an engine's, and a router's."""
+    """Return the log files of the engine and the router started under this name."""
     return tuple((log_dir / f"{kind}-{name}.log").absolute() for kind in ("engine", "router"))
 
 
 async def answers(session: aiohttp.ClientSession, url: str) -> bool:
-    """Return whether the server at ``url`` reports that it is healthy; waits for a few seconds."""
+    """Return whether the server at ``url`` reports healthy; waits a few seconds."""
     try:
         async with asyncio.timeout(_HEALTH_S), session.get(url + "/health") as response:
             return response.status == 200
@@ -179,29 +179,29 @@ async def answers(session: aiohttp.ClientSession, url: str) -> bool:
 def spawn(
     config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path, path: str | None = None, version: int = -1
 ) -> Server:
-    """Start a server process and return at once; :meth:`Server.ready` waits for it. Blocks for about 30 ms.
+    """Start a server process without waiting until it serves (see :meth:`Server.ready`). Blocks for about 30 ms.
 
     Args:
         path: folder of the weights; None: ``model.path``.
-        version: publication number of these weights; -1: none.
+        version: publication number of these weights; -1 if unpublished.
 
     Raises:
-        ConfigError: no interpreter, or an argument that cannot be set.
+        ConfigError: the interpreter is missing, or an argument cannot be set.
     """
     check_python(config.python)
     port = config.port or free_port()
     command = build_command(config, model, path=path or model.path, version=version, port=port)
-    # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
+    # Do not resolve the link: Python finds its virtual environment by the path of the interpreter.
     command[0] = str(Path(config.python).absolute())
     log = (log_dir / f"engine-{name}.log").absolute()
     return supervise(command, build_environment(config), log, url=f"http://{config.host}:{port}")
 
 
 def supervise(command: list[str], environment: dict[str, str], log: Path, *, url: str) -> Server:
-    """Start a server process that never outlives this one. Blocks for about 30 ms.
+    """Start a server process that ends with this process. Blocks for about 30 ms.
 
     Args:
-        url: its future address.
+        url: address at which the server will listen.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
@@ -214,10 +214,10 @@ def supervise(command: list[str], environment: dict[str, str], log: Path, *, url
 async def start(
     make: Callable[[], Server], session: aiohttp.ClientSession, timeout_s: float, *, num_tries: int = 3
 ) -> Server:
-    """Spawn with ``make`` and wait until the server answers; retry on another port if its port was taken meanwhile.
+    """Spawn a server with ``make`` and wait until it responds; retry on another port if its port was taken.
 
     Raises:
-        ConfigError, EngineDied, EngineError: as :meth:`Server.ready`; nothing is left running.
+        ConfigError, EngineDied, EngineError: see :meth:`Server.ready`; no process is left running.
     """
     for attempt in range(1, num_tries + 1):
         server = make()
@@ -238,16 +238,16 @@ async def start(
 
 
 async def _freeze_gc(session: aiohttp.ClientSession, url: str) -> None:
-    """Exclude the server's current objects from later passes of Python's cycle collector.
+    """Exclude the server's current objects from Python's garbage collection.
 
-    A pass over SGLang's imports, 700,000 objects, blocks every answer and every control call for 0.35 s. 0.5.17 does
-    not do this itself. If it fails, the server is slower, but not wrong.
+    A collection over the 700,000 objects of SGLang's imports blocks every answer and control call for 0.35 s. 0.5.17
+    does not exclude them itself. A failure only slows the server.
     """
     try:
         async with asyncio.timeout(_HEALTH_S), session.post(url + "/freeze_gc") as response:
             if response.status == 200:
                 return
-            said = f"it answered {response.status}"
+            reason = f"status {response.status}"
     except (aiohttp.ClientError, TimeoutError) as exc:
-        said = repr(exc)
-    log.warning("%s refused /freeze_gc (%s): its garbage collector will block it now and then", url, said)
+        reason = repr(exc)
+    log.warning("%s refused /freeze_gc (%s): garbage collection will block it at times", url, reason)

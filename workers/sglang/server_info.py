@@ -1,16 +1,16 @@
 """Parse ``/server_info`` of an SGLang server, and merge the properties of several servers.
 
 Tested: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19, 0.5.21
-and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). Of 0.5.18 and 0.5.22 only the code was read.
+and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). 0.5.18 and 0.5.22 were only reviewed as code.
 
 | from   | what changed for penstock                                                                             |
 |--------|-------------------------------------------------------------------------------------------------------|
 | 0.5.17 | oldest supported: pause modes, weight_version, /server_info, /model_info, /v1/loads, /weights_checker |
 | 0.5.18 | excludes its imports from Python's garbage collection; 0.5.17 needs a request to do so                |
 | 0.5.19 | answers carry ``weight_versions``, the spans of tokens generated under each version                   |
-| 0.5.20 | arguments that were deprecated before are gone (see ``RENAMED``)                                      |
-| 0.5.21 | /get_load is gone; pushed weights name ``selector`` instead of ``disable_draft_model``                |
-| 0.5.22 | a flush that is refused after an update fails the call; before, it ended the scheduler                |
+| 0.5.20 | removes deprecated arguments (see ``RENAMED``)                                                        |
+| 0.5.21 | removes /get_load; pushed weights have ``selector`` instead of ``disable_draft_model``                |
+| 0.5.22 | a refused flush after an update fails the call; before, it ended the scheduler                        |
 """
 
 import logging
@@ -28,13 +28,13 @@ from penstock.workers.engine import EngineInfo
 log = logging.getLogger(__name__)
 
 
-#: Oldest supported release, the first whose answers report which weights generated which tokens (before, only the
-#: version at the end), and the newest that the table above covers.
+#: Oldest supported release; first release whose answers report version spans (before: only the version at the end);
+#: newest release that the table above covers.
 OLDEST, REPORTS_SPANS, NEWEST = (0, 5, 17), (0, 5, 19), (0, 5, 23)
-#: Argument that makes a stream send each token once; without it every event repeats the whole answer.
+#: Argument that makes streams send each token once; without it every event repeats the complete answer.
 INCREMENTAL_FLAG = "incremental-streaming-output"
 
-#: Arguments removed in a newer release, and their replacements (which 0.5.17 already has).
+#: Arguments removed in newer releases -> replacements, which 0.5.17 already has.
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         "cuda-graph-bs": "cuda-graph-bs-decode",
@@ -68,23 +68,23 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def reports_spans(version: str) -> bool:
-    """Return whether answers of a release report the spans of tokens generated under each version.
+    """Return whether answers of a release report version spans.
 
-    A release that is newer than ``NEWEST`` counts as that one, with a warning.
+    Releases newer than ``NEWEST`` are treated like it, with a warning.
 
     Raises:
-        ConfigError: the release is older than 0.5.17, or is not a release.
+        ConfigError: the release is unknown or older than 0.5.17.
     """
     release = release_of(version)
     if release < OLDEST:
         raise ConfigError(
-            f"the engine is SGLang {version or 'of an unknown version'}, and penstock needs 0.5.17 or later: older "
-            "servers cannot freeze requests while weights change; install a newer sglang in the engine's environment."
+            f"the engine is SGLang {version or 'of an unknown version'}, but penstock needs 0.5.17 or later to freeze "
+            "requests while weights change: install a newer sglang in the engine's environment."
         )
     if release[:3] > NEWEST:
         newest = ".".join(map(str, NEWEST))
         log.warning(
-            "SGLang %s is newer than %s, the newest release penstock knows: assuming that it behaves the same",
+            "SGLang %s is newer than %s, the newest tested release: assuming the same behaviour",
             version,
             newest,
         )
@@ -93,27 +93,27 @@ def reports_spans(version: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo(EngineInfo):
-    """Properties of one server, or of several that form one engine; the defaults are those of an unknown server."""
+    """Hold the properties of an engine of one or several servers; the defaults apply to unknown servers."""
 
-    #: Whether answers say which weights generated which tokens.
+    #: Whether answers report version spans.
     reports_spans: bool = False
-    #: Whether it samples by seeds.
+    #: Whether the server samples with seeds.
     deterministic: bool = False
-    #: Whether requests may reuse the KV of others with the same prefix.
+    #: Whether requests may reuse the KV cache of others with the same prefix.
     shares_prefixes: bool = True
-    #: Whether stream events have only new tokens instead of all so far.
+    #: Whether stream events contain only new tokens instead of all tokens so far.
     streams_increments: bool = False
-    #: Tokens after a weight change that may still be of the old weights (results in flight).
+    #: Number of tokens after a weight change that the old weights may have generated (results in flight).
     window: int = 0
-    #: Whether requests may be sent as a batch whose answers are streamed.
+    #: Whether requests may be sent as a batch with streamed answers.
     takes_batches: bool = False
 
 
 def read_info(answer: Mapping[str, Any]) -> ServerInfo:
-    """Parse an answer of ``/server_info``.
+    """Parse a ``/server_info`` answer.
 
     Raises:
-        ConfigError: its release is too old.
+        ConfigError: the release is too old.
         EngineError: a number is malformed.
     """
     version = utf8_safe(str(answer.get("version", "")), MAX_NAME)
@@ -127,33 +127,33 @@ def read_info(answer: Mapping[str, Any]) -> ServerInfo:
         shares_prefixes=not answer.get("disable_radix_cache", False),
         streams_increments=bool(answer.get("incremental_streaming_output", False)),
         num_ranks=(_number(answer, "tp_size") or 1) if plain else 0,
-        # A CPU server accepts the calls and frees nothing.
+        # A CPU server accepts the calls without freeing memory.
         saves_memory=bool(answer.get("enable_memory_saver")) or answer.get("device") == "cpu",
         window=_window(answer),
-        # Those that report spans were tried; a router does not pass batches, and does not report its arguments.
+        # Tested for releases with spans; a router does not forward batches, and does not report stream_interval.
         takes_batches=has_spans and "stream_interval" in answer,
     )
 
 
 def _number(answer: Mapping[str, Any], name: str) -> int:
-    """Return a number of the answer; 0 if missing."""
+    """Return a number of the answer, 0 if missing."""
     value = answer.get(name) or 0
     if type(value) is not int or not 0 <= value < 2**63:
-        raise EngineError(f"the server reports {name} = {safe_repr(value)}, which is not a number.")
+        raise EngineError(f"the server reports an invalid {name} = {safe_repr(value)}: a number is needed.")
     return value
 
 
 def _window(answer: Mapping[str, Any]) -> int:
-    """Return ``ServerInfo.window``. If steps overlap, a result of the old weights may be counted after the change: at
-    most one token per request, or a whole draft when speculating. Servers do not report which requests had one."""
+    """Return ``ServerInfo.window``: with overlapping steps, a result of the old weights may count after the change, at
+    most one token per request, or a complete draft. Servers do not report the affected requests."""
     overlaps = not answer.get("disable_overlap_schedule", False) or _number(answer, "pp_size") > 1
     return max(1, _number(answer, "speculative_num_draft_tokens") + 1) if overlaps else 0
 
 
 def merge(infos: Sequence[ServerInfo]) -> ServerInfo:
-    """Merge servers of one engine: the least capability of any, the largest need of any.
+    """Merge the servers of one engine: the smallest capabilities and the largest needs.
 
-    All stream in the same form; weights are sent to none of them without the disk.
+    All servers stream in the same form; weights reach them only through the disk.
     """
     return ServerInfo(
         version=min(one.version for one in infos),

@@ -1,6 +1,6 @@
-"""Assemble the token stream of one request, SGLang's server-sent events, to the answer it would be without a stream.
+"""Assemble SGLang's server-sent events of a request into the answer that it would have without streaming.
 
-Each event is one JSON object. Its ids and logprobs are those generated since the previous event (servers with
+Each event is a JSON object with the ids and logprobs since the previous event (servers with
 ``--incremental-streaming-output``), or all so far.
 """
 
@@ -13,35 +13,35 @@ from penstock.errors import EngineError, EngineRefused
 from penstock.text import safe_repr
 from penstock.workers.sglang.segment import are_ids
 
-#: Largest event in bytes, without data requested beside tokens; an answer of a million tokens is smaller.
+#: Largest event in bytes, without data other than tokens; an answer of a million tokens is smaller.
 MAX_EVENT_BYTES = 64 * 1024 * 1024
-#: Most bytes of an error answer that are read.
+#: Most bytes read of an error answer.
 MAX_HEAD_BYTES = 64 * 1024
-#: Excess tokens an answer may have: the draft of a server that speculates.
+#: Most tokens beyond the limit of a request: the draft of speculative decoding.
 MAX_OVER = 256
 
-#: Called with newly generated tokens: the version when the request was sent, ids [T] and logprobs [T], one for each.
-#: They may have a newer version: only the final answer reports which weights generated which tokens.
+#: Called with new tokens: version when the request was sent, ids [T] and logprobs [T]. The tokens may have a newer
+#: version, which only the final answer reports.
 OnTokens = Callable[[int, list[int], list[float]], None]
 
 
-#: Key of the placeholder for an answer that was lost on its way: the number of its tokens is unknown.
-UNHEARD = "penstock_unheard"
+#: Key that marks the placeholder of a lost answer, with an unknown number of tokens.
+ANSWER_LOST = "penstock_unheard"
 
 
 def number_in(text: str) -> int | None:
-    """Parse a version; None if the text is not one."""
+    """Parse a version; return None if the text is not a version."""
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 class Chunks(Protocol):
-    """Body of an answer as it arrives."""
+    """Iterate over the body of an answer as it arrives."""
 
     def iter_any(self) -> AsyncIterator[bytes]: ...
 
 
 async def read_body(body: Chunks, max_bytes: int) -> bytes:
-    """Read an answer that is not a stream. Raises EngineError if it has more than ``max_bytes``."""
+    """Read a non-streamed answer. Raises EngineError if it has more than ``max_bytes``."""
     read = bytearray()
     async for chunk in body.iter_any():
         read += chunk
@@ -69,7 +69,7 @@ async def read_events(body: Chunks, max_bytes: int = MAX_EVENT_BYTES) -> AsyncIt
     rest = bytearray()
     async for chunk in body.iter_any():
         rest += chunk
-        # A long event comes in many chunks: only split those that contain an end of line.
+        # A long event arrives in many chunks: split only chunks with an end of line.
         *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
         for line in lines:
             if not line.startswith(b"data:"):
@@ -86,14 +86,14 @@ def _decode(data: bytes) -> dict[str, Any]:
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError as exc:
-        raise EngineError(f"the engine streamed something that is not JSON: {data[:200]!r}.") from exc
+        raise EngineError(f"the engine streamed an event that is not JSON: {data[:200]!r}.") from exc
     if not isinstance(event, dict):
-        raise EngineError(f"the engine streamed something that is not an object: {data[:200]!r}.")
+        raise EngineError(f"the engine streamed an event that is not an object: {data[:200]!r}.")
     return event
 
 
 def most_tokens(body: dict[str, Any]) -> int | None:
-    """Return the token limit of a request; None if it has none."""
+    """Return the token limit of a request; None without a limit."""
     most = body["sampling_params"].get("max_new_tokens")
     return None if most is None else int(most)
 
@@ -101,16 +101,16 @@ def most_tokens(body: dict[str, Any]) -> int | None:
 def check_length(count: int, most: int | None, rid: str) -> None:
     """Raise EngineError if an answer has far more tokens than the ``most`` requested."""
     if most is not None and count > most + MAX_OVER:
-        raise EngineError(f"{rid}: the engine gave {count} tokens, but {most} were requested.")
+        raise EngineError(f"{rid}: the engine returned {count} tokens, but {most} were requested.")
 
 
 class Answer:
     """Assemble one answer from its events.
 
     Args:
-        incremental: whether events have only new tokens, for events without a token count.
+        incremental: whether events without a token count contain only new tokens.
         rid: request id, for errors.
-        most: token limit of the request; None: unknown.
+        most: token limit of the request; None if unknown.
     """
 
     def __init__(self, rid: str, *, incremental: bool, most: int | None = None) -> None:
@@ -123,12 +123,12 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """True once an event has a finish reason."""
+        """Whether an event had a finish reason."""
         return bool(self._meta.get("finish_reason"))
 
     @property
     def weight_version(self) -> Any:
-        """Version in the last event, as the server spells it."""
+        """Version in the last event, as reported."""
         return self._meta.get("weight_version")
 
     @property
@@ -137,10 +137,10 @@ class Answer:
         return meta if isinstance(meta, dict) else {}
 
     def add(self, event: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Add an event; return new ids [T] and their logprobs [T], as far as both have arrived.
+        """Add an event; return the new ids [T] and logprobs [T] for which both have arrived.
 
         Raises:
-            EngineRefused, EngineError: as ``extend``, or its ids and logprobs do not match.
+            EngineRefused, EngineError: see ``extend``; or ids and logprobs do not match.
         """
         known = min(len(self._ids), len(self._entries))
         self.extend(event)
@@ -150,18 +150,16 @@ class Answer:
             scored = [int(entry[1]) for entry in self._entries[known:fresh]]
             logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
         except (TypeError, ValueError, IndexError, KeyError, OverflowError) as exc:
-            raise EngineError(
-                f"{self._rid}: the engine streamed ids or logprobs that are not numbers ({safe_repr(exc)})."
-            ) from exc
+            raise EngineError(f"{self._rid}: the engine streamed invalid ids or logprobs ({safe_repr(exc)}).") from exc
         if new != scored:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it generated.")
         return new, logprobs
 
     def extend(self, event: dict[str, Any]) -> None:
-        """Add an event; whether its logprobs are numbers is checked when the answer is read.
+        """Add an event without checking its logprobs, which are checked when the answer is read.
 
         Raises:
-            EngineRefused, EngineError: it reports an error, has no ids, or more than were requested.
+            EngineRefused, EngineError: the event reports an error, lacks ids, or has more tokens than requested.
         """
         self._raise_error(event)
         self._last = event
@@ -169,8 +167,8 @@ class Answer:
         entries = meta.get("output_token_logprobs") or []
         if not are_ids(ids) or not isinstance(entries, list):
             raise EngineError(
-                f"{self._rid}: the engine streamed {safe_repr(ids)} and {safe_repr(entries)}, which are "
-                "not ids and logprobs."
+                f"{self._rid}: the engine streamed {safe_repr(ids)} and {safe_repr(entries)} instead of ids and "
+                "logprobs."
             )
         if self._is_increment(ids):
             self._ids += ids
@@ -180,9 +178,9 @@ class Answer:
         check_length(max(len(self._ids), len(self._entries)), self._most, self._rid)
 
     def _is_increment(self, ids: list[int]) -> bool:
-        """Return whether an event has only new tokens, judged by its token count, else by the server's mode.
+        """Return whether an event contains only new tokens, by its token count or else the server's mode.
 
-        Servers behind a router may differ in mode.
+        Servers behind a router may have different modes.
         """
         count = self._meta.get("completion_tokens")
         if self._ids and count == len(ids):
@@ -192,7 +190,7 @@ class Answer:
         return self._incremental
 
     def _raise_error(self, event: dict[str, Any]) -> None:
-        """Raise an error reported as an event after status 200, as the HTTP status would have been without a stream."""
+        """Raise an error that is reported as an event, like its HTTP status without streaming."""
         error = event.get("error")
         if isinstance(error, dict):
             refused = EngineRefused if error.get("code") == 400 else EngineError
@@ -207,8 +205,8 @@ class Answer:
                 f"{self._rid}: the engine ended it with {safe_repr(status)}: {str(finish.get('message'))[:500]}"
             )
 
-    def whole(self) -> dict[str, Any]:
-        """Return the answer as the server would have sent it without a stream."""
+    def complete(self) -> dict[str, Any]:
+        """Return the complete answer, as without streaming."""
         return self._last | {
             "output_ids": self._ids,
             "meta_info": self._meta | {"output_token_logprobs": self._entries},

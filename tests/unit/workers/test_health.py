@@ -37,5 +37,5 @@ async def test_health_is_not_checked_while_weights_change(tmp_path: Path) -> Non
         await asyncio.wait({watching}, timeout=0.1)
         assert not watching.done()
         assert engine.checks == 0
-    assert "failed 2 health checks in a row" in await asyncio.wait_for(watching, 60)
+    assert "failed 2 consecutive health checks" in await asyncio.wait_for(watching, 60)
     assert engine.checks == 2

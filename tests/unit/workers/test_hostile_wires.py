@@ -18,7 +18,7 @@ from penstock.records.sample import Sample
 from penstock.workers.jobs.prefixes import Scale, growth_to_bytes, partial_from_bytes, partial_to_bytes
 from penstock.workers.rewards.wire import Verdict, sample_from_json, sample_to_json
 from penstock.workers.sglang.routed_experts import Routing
-from penstock.workers.sglang.segment import count_of, meta_of, read_drawn, read_scored, spans_of
+from penstock.workers.sglang.segment import count_of, meta_of, read_generated, read_scored, spans_of
 from penstock.workers.sglang.server_info import read_info
 from penstock.workers.sglang.stream import Answer, read_events
 from tests.hostile import SAME, WORST_JSON, is_read_or_refused, json_near, packed_near, value_near
@@ -121,12 +121,12 @@ async def hear(data: bytes, cut: int) -> None:
     answer = Answer("rid", incremental=True, most=4)
     async for event in read_events(Body(data, cut)):
         answer.add(event)
-    use(answer.whole())
+    use(answer.complete())
 
 
 def use(whole: Any) -> None:
     meta = meta_of(whole, "rid")
-    drawn = read_drawn(whole, "rid")
+    drawn = read_generated(whole, "rid")
     spans_of(meta, len(drawn.ids), "rid")
     count_of(meta, "prompt_tokens", "rid")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.records.cause import Cause
 from penstock.records.worker_causes import CodeCalled, ServiceCalled
-from penstock.workers.hooks.open_calls import OpenCall, OpenCalls, calling, note_trouble
+from penstock.workers.hooks.open_calls import OpenCall, OpenCalls, calling, record_failure
 
 REWARD = CodeCalled("reward", "f", "sample", "d/0/0/0")
 STEP = CodeCalled("step", "m:E", "sample", "d/0/0/0")
@@ -19,16 +19,16 @@ def causes(asked: OpenCalls) -> dict[str, Cause]:
 
 def test_the_oldest_question_is_named_and_the_others_are_counted() -> None:
     asked, began = OpenCalls(), time.time()
-    with asked.hears(), calling("rollout.teacher", big := ServiceCalled("big", "http://t")):
+    with asked.recording(), calling("rollout.teacher", big := ServiceCalled("big", "http://t")):
         [one] = asked.open().values()
         assert isinstance(one, OpenCall)
         assert began <= one.since_s <= time.time()
         with calling("rollout.teacher", big), calling("code", REWARD):
             assert causes(asked) == {"rollout.teacher": replace(big, more=1), "code": REWARD}
         assert asked.open()["rollout.teacher"] == one
-        note_trouble("rollout.teacher", "status 503")
+        record_failure("rollout.teacher", "status 503")
         assert causes(asked)["rollout.teacher"] == replace(big, error="status 503")
-        note_trouble("rollout.teacher", "")
+        record_failure("rollout.teacher", "")
         assert causes(asked)["rollout.teacher"] == big
     assert asked.open() == {"rollout.teacher": None, "code": None}
 
@@ -41,11 +41,11 @@ async def test_what_tasks_ask_is_heard_where_they_were_made_and_nowhere_else() -
             asks.set()
             await asyncio.Event().wait()
 
-    with mine.hears():
+    with mine.recording():
         task = asyncio.create_task(ask())
     await asks.wait()
     assert causes(mine) == {"code": STEP}
-    with other.hears(), calling("code", MINE):
+    with other.recording(), calling("code", MINE):
         assert causes(other) == {"code": MINE}
     assert causes(mine) == {"code": STEP}
     task.cancel()
@@ -55,4 +55,4 @@ async def test_what_tasks_ask_is_heard_where_they_were_made_and_nowhere_else() -
 
 def test_where_nobody_hears_nothing_is_noted() -> None:
     with calling("code", STEP):
-        note_trouble("code", "x")
+        record_failure("code", "x")

@@ -158,7 +158,7 @@ async def test_a_teacher_that_is_away_is_waited_for(folder: Path, teacher: Teach
     models, one = FrozenModels(config(folder, teacher.url)), sample()
     asked = OpenCalls()
     try:
-        with asked.hears():
+        with asked.recording():
             scoring = asyncio.create_task(models.score(one))
             await teacher.many.wait()
             assert not scoring.done()
@@ -179,7 +179,7 @@ async def test_a_teacher_that_is_refused_or_silent_is_waited_for(folder: Path) -
         limits = {"timeout_s": 0.02}
         models, asked = FrozenModels(config(folder, url, teacher=limits)), OpenCalls()
         try:
-            with asked.hears():
+            with asked.recording():
                 scoring = asyncio.create_task(models.score(sample()))
                 await asyncio.wait({scoring}, timeout=0.5)
             assert not scoring.done()

@@ -253,7 +253,7 @@ async def test_an_unexpected_exception_fails_every_request_of_the_batch() -> Non
         raise json.JSONDecodeError("no", "", 0)
 
     async with server.up() as engine:
-        engine._batches._hear = broken
+        engine._batches._on_tokens = broken
         async with asyncio.timeout(LIMIT_S):
             found = await asyncio.gather(*group(engine), return_exceptions=True)
     assert [type(one) for one in found] == [json.JSONDecodeError] * 3

@@ -40,7 +40,7 @@ def test_a_server_of_another_environment_does_not_see_our_packages(
 
 def test_a_server_is_not_started_with_masked_variables() -> None:
     config = EngineConfig(env={"BEARER": "***"})
-    with pytest.raises(ConfigError, match=r"engine\.env\.BEARER is masked in this file: give it again"):
+    with pytest.raises(ConfigError, match=r"engine\.env\.BEARER is masked in this file: set PENSTOCK_ENGINE__ENV"):
         check_arguments(config)
     assert "BEARER" not in build_environment(config)
 

@@ -11,7 +11,7 @@ from penstock.errors import EngineDied, EngineError, EngineRefused
 from penstock.workers.engine import Drafts, Segment
 from penstock.workers.sglang.client import sample_seed
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.sglang.segment import STALE_PREFIX, read_drawn
+from penstock.workers.sglang.segment import STALE_PREFIX, read_generated
 from penstock.workers.sglang.server_info import ServerInfo
 
 
@@ -110,11 +110,11 @@ def test_prefix_KV_of_an_older_version_with_the_same_weights_is_not_stale() -> N
     waited = answer([1, 2], [("4", 0, 2)])
     client = engine(version=2, newest=2)
     for version in (3, 4):
-        client._note_same(version)
+        client._record_same(version)
         client.version = version
     assert client.segment_of(waited, 2, "r").output_ids == [1, 2]
     client.version = client.newest = 5
-    client._note_same(6)
+    client._record_same(6)
     later = answer([1, 2], [("6", 0, 2)])
     assert client.segment_of(later, 5, "r").output_ids == [1, 2]
     assert client.segment_of(later, 4, "r").message == STALE_PREFIX, "other weights were loaded between"
@@ -201,9 +201,9 @@ async def test_a_sample_has_a_seed_of_its_own_where_the_engine_draws_by_seeds(mo
 async def test_an_id_that_the_model_does_not_have_never_reaches_the_engine(ids: list[int]) -> None:
     client = engine()
     client.vocab_size = 45
-    with pytest.raises(EngineRefused, match="not among the 45 ids of the model"):
+    with pytest.raises(EngineRefused, match="outside the model's vocabulary of 45"):
         await client.generate(ids, {}, rid="a")
-    with pytest.raises(EngineRefused, match="not among the 45 ids"):
+    with pytest.raises(EngineRefused, match="outside the model's vocabulary of 45"):
         await client.score([5, *ids], 1)
 
 
@@ -220,7 +220,7 @@ async def test_an_id_that_the_model_does_not_have_never_reaches_the_engine(ids: 
         (answer([1], output_token_logprobs=[[float("nan"), 1, None]]), "finite"),
         (answer([1], output_token_logprobs=[[None, 1, None]]), "finite"),
         (answer([1], finish_reason={"type": "stop", "matched": "NaN happened"}), "finite"),
-        (answer([], finish_reason={"type": "other"}), "without a token, for the unknown reason 'other'"),
+        (answer([], finish_reason={"type": "other"}), "returned no token, with unknown finish reason 'other'"),
         (answer([1], finish_reason=None), "lacks"),
         (answer([1, 2], [("3", 0, 1)]), "cover 1 of 2"),
         (answer([1, 2], [("3", 1, 2)]), "gap at token 0"),
@@ -247,5 +247,5 @@ def test_an_abort_before_the_first_token_is_an_empty_segment() -> None:
 
 
 def test_an_answer_that_ended_for_an_unknown_reason_is_one_that_was_cut_short() -> None:
-    drawn = read_drawn(answer([1, 2], finish_reason={"type": "content_filter"}), "a/0/0/0")
+    drawn = read_generated(answer([1, 2], finish_reason={"type": "content_filter"}), "a/0/0/0")
     assert (drawn.ids, drawn.reason) == ([1, 2], "length")

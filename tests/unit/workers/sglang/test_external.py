@@ -22,13 +22,17 @@ def test_another_host_path_and_parallelism_are_fine() -> None:
 @pytest.mark.parametrize(
     ("info", "served", "says"),
     [
-        ({}, {"architectures": ["LlamaForCausalLM"], "model_path": "/l"}, "serves LlamaForCausalLM from /l, and model"),
+        ({}, {"architectures": ["LlamaForCausalLM"], "model_path": "/l"}, "serves LlamaForCausalLM from /l, but model"),
         ({}, QWEN | {"is_generation": False}, "does not generate"),
-        ({"skip_tokenizer_init": True}, QWEN, "with skip-tokenizer-init, and cannot see stop strings"),
-        ({"allow_auto_truncate": True}, QWEN, "other prompts"),
-        ({"preferred_sampling_params": {"temperature": 0.5}}, QWEN, "preferred-sampling-params, and would not sample"),
-        ({}, QWEN | {"preferred_sampling_params": '{"temperature": 0.5}'}, "with preferred-sampling-params"),
-        ({"speculative_accept_threshold_acc": 0.9}, QWEN, "speculative-accept-threshold-acc 0.9 accepts drafts"),
+        ({"skip_tokenizer_init": True}, QWEN, "skip-tokenizer-init enabled and cannot see stop strings"),
+        ({"allow_auto_truncate": True}, QWEN, "truncated prompts"),
+        (
+            {"preferred_sampling_params": {"temperature": 0.5}},
+            QWEN,
+            "preferred-sampling-params enabled and would not sample",
+        ),
+        ({}, QWEN | {"preferred_sampling_params": '{"temperature": 0.5}'}, "has preferred-sampling-params"),
+        ({"speculative_accept_threshold_acc": 0.9}, QWEN, "speculative-accept-threshold-acc 0.9 accepts draft tokens"),
     ],
 )
 def test_what_cannot_serve_this_run_is_refused(info: dict[str, Any], served: dict[str, Any], says: str) -> None:

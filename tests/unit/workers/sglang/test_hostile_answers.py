@@ -67,7 +67,7 @@ async def stream(given: Any) -> None:
     for event in given:
         if isinstance(event, dict):
             put_together.add(event)
-    engine().segment_of(put_together.whole(), 2, "r")
+    engine().segment_of(put_together.complete(), 2, "r")
 
 
 async def segment(given: Any) -> None:
@@ -110,7 +110,7 @@ def test_an_answer_with_far_more_tokens_than_were_asked_for_is_none() -> None:
 
 
 def test_a_logprob_above_zero_is_none() -> None:
-    with pytest.raises(EngineError, match="the logprob 5, and none is above 0"):
+    with pytest.raises(EngineError, match="the logprob 5, above 0"):
         read(answer([1], output_token_logprobs=[[5.0, 1, None]]))
     with pytest.raises(EngineError, match="not a finite number"):
         read(answer([1], output_token_logprobs=[[-1e39, 1, None]]))

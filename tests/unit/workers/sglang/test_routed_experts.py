@@ -127,10 +127,10 @@ def test_rows_come_in_the_smallest_type_and_without_what_was_not_asked() -> None
         (7, "returned no expert routing"),
         ("not base64!", "cannot be read"),
         ("AAA=", "cannot be read"),
-        (wire(np.zeros((2, 2, 3))), "has 12 numbers, but 4 tokens, 2 layers and 3 experts a token need 18"),
+        (wire(np.zeros((2, 2, 3))), "has 12 numbers, but 4 tokens, 2 layers and 3 experts per token need 18"),
         (wire(np.zeros(19)), "has 19 numbers"),
-        (wire(np.full((3, 2, 3), 8)), "names expert 8, and the model has 8"),
-        (wire(np.full((3, 2, 3), -1)), "names expert -1, and the model has 8"),
+        (wire(np.full((3, 2, 3), 8)), "has expert 8, but the model has 8"),
+        (wire(np.full((3, 2, 3), -1)), "has expert -1, but the model has 8"),
     ],
 )
 def test_what_cannot_be_the_routing_is_refused(text: Any, words: str) -> None:
@@ -160,6 +160,6 @@ def test_the_server_of_a_run_that_asks_for_routing_is_told_to_tell() -> None:
 
 
 def test_a_router_would_not_pass_the_routing_on() -> None:
-    with pytest.raises(ConfigError, match="sglang-router does not pass on"):
+    with pytest.raises(ConfigError, match="sglang-router does not forward"):
         refuse_dropped(config_of(rollout={"sides": [ROUTED_EXPERTS]}))
     refuse_dropped(config_of())

@@ -63,7 +63,7 @@ async def test_a_server_that_is_ready_leaves_what_it_imported_out_of_collections
     server = await start(EngineConfig(python=script(tmp_path, f'exec {sys.executable} {program} "$@"')), tmp_path)
     try:
         assert posted.read_text() == "/freeze_gc\n"
-        assert ("refused /freeze_gc (it answered 404)" in caplog.text) == (code == 404)
+        assert ("refused /freeze_gc (status 404)" in caplog.text) == (code == 404)
     finally:
         await server.stop()
 

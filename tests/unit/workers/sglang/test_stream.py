@@ -51,7 +51,7 @@ async def test_nothing_behind_the_end_mark_is_read() -> None:
 
 @pytest.mark.parametrize("data", [b"data: <html>\n", b"data: 3\n"])
 async def test_a_stream_of_something_else_is_an_error(data: bytes) -> None:
-    with pytest.raises(EngineError, match="streamed something that is not"):
+    with pytest.raises(EngineError, match="streamed an event that is not"):
         await events_of(data)
 
 
@@ -74,8 +74,8 @@ def test_an_answer_is_put_together_and_told_once(incremental: bool) -> None:
     assert not answer.is_finished
     answer.add(event([8] if incremental else [4, 5, 6, 7, 8], finish={"type": "stop"}))
     assert answer.is_finished
-    assert answer.whole()["output_ids"] == [4, 5, 6, 7, 8]
-    assert [entry[1] for entry in answer.whole()["meta_info"]["output_token_logprobs"]] == [4, 5, 6, 7, 8]
+    assert answer.complete()["output_ids"] == [4, 5, 6, 7, 8]
+    assert [entry[1] for entry in answer.complete()["meta_info"]["output_token_logprobs"]] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("incremental", [True, False])
@@ -89,7 +89,7 @@ def test_a_stream_tells_by_its_counts_what_it_repeats(incremental: bool) -> None
         one = event(new if incremental else list(seen))
         one["meta_info"]["completion_tokens"] = len(seen)
         on_tokens += answer.add(one)[0]
-    assert on_tokens == answer.whole()["output_ids"] == [4, 5, 6, 7]
+    assert on_tokens == answer.complete()["output_ids"] == [4, 5, 6, 7]
 
 
 def test_tokens_are_heard_no_sooner_than_their_logprobs() -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.workers.sglang import controls
-from penstock.workers.sglang.controls import UNMEASURED_S, UnderWay
+from penstock.workers.sglang.controls import UNMEASURED_S, RequestsInFlight
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return now
 
 
-def answered(requests: UnderWay, clock: SimpleNamespace, *, tokens: int, seconds: float) -> None:
+def answered(requests: RequestsInFlight, clock: SimpleNamespace, *, tokens: int, seconds: float) -> None:
     """A request that was answered with so many tokens after so long."""
     with requests.sent("d/9/0", wire := requests.wire_rid("d/9/0"), most=tokens):
         clock.s += seconds
@@ -29,7 +29,7 @@ def answered(requests: UnderWay, clock: SimpleNamespace, *, tokens: int, seconds
 def test_I8_a_request_is_named_after_three_times_its_longest_answer_and_10_s_at_least(
     clock: SimpleNamespace, most: int, tokens_per_s: float, limit_s: float
 ) -> None:
-    requests = UnderWay()
+    requests = RequestsInFlight()
     answered(requests, clock, tokens=200, seconds=200 / tokens_per_s)
     with requests.sent("d/0/0", requests.wire_rid("d/0/0"), most=most):
         clock.s += limit_s - 0.01
@@ -40,19 +40,19 @@ def test_I8_a_request_is_named_after_three_times_its_longest_answer_and_10_s_at_
 
 
 def test_I8_a_request_that_is_still_heard_of_is_not_named_however_old(clock: SimpleNamespace) -> None:
-    requests = UnderWay()
+    requests = RequestsInFlight()
     answered(requests, clock, tokens=100, seconds=1.0)
     with requests.sent("d/0/0", wire := requests.wire_rid("d/0/0"), most=100):
         for _ in range(10):
             clock.s += 9.0
-            requests.hear(wire)
+            requests.on_tokens(wire)
             assert requests.silent() == []
         clock.s += 11.0
         assert [round(seconds) for _, seconds in requests.silent()] == [11]
 
 
 def test_I8_the_rate_of_one_request_is_that_of_the_latest_answers(clock: SimpleNamespace) -> None:
-    requests = UnderWay()
+    requests = RequestsInFlight()
     for _ in range(30):
         answered(requests, clock, tokens=1000, seconds=10.0)
     for _ in range(30):
@@ -61,7 +61,7 @@ def test_I8_the_rate_of_one_request_is_that_of_the_latest_answers(clock: SimpleN
 
 
 def test_I8_before_any_answer_the_limit_of_an_unmeasured_engine_counts(clock: SimpleNamespace) -> None:
-    requests = UnderWay()
+    requests = RequestsInFlight()
     with ExitStack() as stack:
         stack.enter_context(requests.sent("d/0/0", requests.wire_rid("d/0/0"), most=16))
         clock.s += UNMEASURED_S - 1

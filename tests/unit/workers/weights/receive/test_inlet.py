@@ -82,13 +82,13 @@ async def test_T1_its_end_waits_for_a_bucket_that_is_under_way() -> None:
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(hold())
-        under_way = tasks.create_task(post(await urls.get()))
+        in_flight = tasks.create_task(post(await urls.get()))
         await engine.is_asked.wait()
         may_end.set()
         for _ in range(10):
             await asyncio.sleep(0)
         engine.may_answer.set()
-    assert under_way.result()[0] == 200
+    assert in_flight.result()[0] == 200
 
 
 async def test_an_engine_that_does_not_answer_is_lost_whatever_the_trainer_says() -> None:

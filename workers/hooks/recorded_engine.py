@@ -1,6 +1,6 @@
-"""The engine as seen by a custom generate function: answers for a sample are recorded, so that claims can be verified.
+"""Wrap the engine for a custom generate function: record the answers for a sample, to verify what it returns.
 
-function ─> handle, or its address (maker.py) ─> generate_sample on the worker's own engine ─> Draw, recorded
+function ─> handle, or HTTP address (maker.py) ─> generate_sample on the worker's engine ─> EngineAnswer, recorded
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from penstock.records.sample import Drawn, FinishReason, Sample
 from penstock.workers.jobs.generate import Source, generate_sample
 from penstock.workers.jobs.sampling import sampling_for
 
-#: Seconds between two log entries of the same failure.
-EVERY_S = 60.0
-#: Failures that are distinguished; beyond that, the oldest is forgotten.
-MOST = 256
+#: Seconds between log entries of the same failure.
+LOG_INTERVAL_S = 60.0
+#: Most distinct failures remembered; the oldest is dropped first.
+MAX_FAILURES = 256
 
 log = logging.getLogger(__name__)
 
@@ -36,28 +36,28 @@ class _Logged:
 
 
 class Repeats:
-    """Rate-limited warnings of one worker."""
+    """Log rate-limited warnings of one worker."""
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, ...], _Logged] = {}
 
     def warn(self, failure: BaseException | None, message: str, reason: str = "") -> None:
-        """Log ``message`` with the traceback of ``failure``, unless a similar failure was logged within a minute."""
+        """Log ``message`` with the traceback of ``failure``, unless the same failure was logged within a minute."""
         key, now = (reason, *_key_of(failure)), time.monotonic()
         logged = self._logged.get(key)
-        if logged is not None and now - logged.at < EVERY_S:
+        if logged is not None and now - logged.at < LOG_INTERVAL_S:
             logged.since += 1
             return
-        more = f" ({logged.since} more like it since the last entry)" if logged and logged.since else ""
+        more = f" ({logged.since} similar failures since the last entry)" if logged and logged.since else ""
         self._logged.pop(key, None)
-        if len(self._logged) >= MOST:
+        if len(self._logged) >= MAX_FAILURES:
             del self._logged[next(iter(self._logged))]
         self._logged[key] = _Logged(now)
         log.warning("%s%s", message, more, exc_info=failure)
 
 
 def _key_of(failure: BaseException | None) -> tuple[str, ...]:
-    """Return the key of a failure: types and lines, along the chain of its causes."""
+    """Return the key of a failure: exception types and lines along the chain of causes."""
     found: list[str] = []
     while failure is not None and len(found) < 16:
         at = failure.__traceback__
@@ -69,19 +69,19 @@ def _key_of(failure: BaseException | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-#: Returns what is held around a request.
+#: Returns a context manager that holds a slot during a request.
 Slot = Callable[[], AbstractAsyncContextManager[object]]
 #: Most requests per sample.
 MAX_REQUESTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One answer of the engine."""
+class EngineAnswer:
+    """Hold one recorded answer of the engine."""
 
     #: Prompt and answer, with logprobs and versions.
     sample: Sample
-    #: Why it must not be trained on (T6, T7); '' if it may.
+    #: Reason not to train on the answer (T6, T7), or ''.
     unfit: str
 
     @property
@@ -93,7 +93,7 @@ class Draw:
         return self.sample.tokens[self.sample.prompt_length :]
 
     def answer(self, sampling: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the answer in the form of SGLang's ``/generate`` with ``return_logprob``."""
+        """Format the answer like SGLang's ``/generate`` with ``return_logprob``."""
         sample, at, ids = self.sample, self.sample.prompt_length, self.output_ids
         text = sample.text
         if sampling.get("no_stop_trim"):
@@ -111,48 +111,48 @@ class Draw:
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
 
-class Draws:
+class RecordedEngine:
     """Send requests for one sample to the worker's engine, and record the answers.
 
     Args:
-        account: counts all generated tokens, as discarded, until a claim is verified.
-        slot: held around each request.
+        account: counts all generated tokens as discarded until a returned sample is verified.
+        slot: returns a context manager that holds a slot during a request.
     """
 
     def __init__(self, source: Source, sample: Sample, account: Drawn, slot: Slot = nullcontext) -> None:
-        self.made: list[Draw] = []
+        self.made: list[EngineAnswer] = []
         self.tokenizer = source.tokenizer
-        #: Error that ended the engine during a request; set once.
+        #: Error of an engine that was lost during a request; set once.
         self.lost: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self._job, self._k = sample.job, sample.k
-        # A used-up lease hands back a prefix, which a custom function does not have.
+        # A lease that ran out of tokens hands back a prefix, which a custom function does not have.
         self._source = replace(source, rollout=source.rollout.model_copy(update={"lease_tokens": None}))
         self._sampling = sampling_for(sample.job, source.rollout)
         self._account, self._slot = account, slot
         self._num_requests = 0
-        #: Text -> its tokens, of prompts and answers, so that a text that continues one is not tokenized again (T8).
+        #: Text of prompt and answer -> its tokens, so that a continued text is not tokenized again (T8).
         self._texts: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Requests of the door run in tasks outside the sample; this context puts them inside its valve.
+        #: HTTP requests run in tasks outside the sample; this context puts them inside its valve.
         self._context = contextvars.copy_context()
 
     async def generate(
         self, input_ids: list[int] | str, sampling_params: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Generate after ``input_ids``, or after a text. Blocks until done, through aborts and weight changes.
+        """Generate after ``input_ids`` or a text. Blocks until done, through aborts and weight changes.
 
         Args:
-            input_ids: [P] the whole sequence so far. A text that begins with an earlier prompt and answer keeps
-                those tokens; the rest is encoded without special tokens.
-            sampling_params: SGLang's; they override the run's and the job's.
+            input_ids: [P] complete sequence so far. A text that starts with an earlier prompt and answer keeps their
+            tokens; the rest is encoded without special tokens.
+            sampling_params: SGLang's sampling parameters, which override those of run and job.
 
         Returns:
-            SGLang's answer: ``text``, ``output_ids``, ``meta_info`` with ``output_token_logprobs`` and
+            Answer in SGLang's form: ``text``, ``output_ids``, ``meta_info`` with ``output_token_logprobs`` and
             ``finish_reason`` (stop or length).
 
         Raises:
             ConfigError: the request is invalid.
-            EngineError: as ``Engine.generate``; the sample fails with it.
+            EngineError: see ``Engine.generate``; the sample fails with it.
         """
         work = self._generate(input_ids, dict(sampling_params or {}))
         task = asyncio.get_running_loop().create_task(work, context=self._context)
@@ -160,43 +160,43 @@ class Draws:
         task.add_done_callback(self._tasks.discard)
         return await task
 
-    def __deepcopy__(self, _: dict[int, Any]) -> "Draws":
-        """Return itself: functions copy the ``args`` that hold it, and the requests of all copies are this sample's."""
+    def __deepcopy__(self, _: dict[int, Any]) -> "RecordedEngine":
+        """Return self: user functions copy ``args``, and all copies must send requests for the same sample."""
         return self
 
     async def close(self) -> None:
-        """Cancel requests in flight and account for their tokens. Blocks until they have ended."""
+        """Cancel requests in flight and count their tokens. Blocks until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.lost.cancel()
 
-    async def _generate(self, asked: list[int] | str, sampling: dict[str, Any]) -> dict[str, Any]:
+    async def _generate(self, prompt: list[int] | str, sampling: dict[str, Any]) -> dict[str, Any]:
         number, self._num_requests = self._num_requests, self._num_requests + 1
         what = f"sample {self._job.id}/{self._k}, request {number}"
         if number >= MAX_REQUESTS:
-            raise ConfigError(f"{what}: a sample may ask for tokens {MAX_REQUESTS} times.")
+            raise ConfigError(f"{what}: a sample may send at most {MAX_REQUESTS} requests.")
         try:
             check_sampling(sampling)
         except ValueError as exc:
             raise ConfigError(f"{what}: {exc}.") from exc
-        ids = self._encoded(asked) if isinstance(asked, str) else _ids(asked, what)
+        ids = self._encoded(prompt) if isinstance(prompt, str) else _ids(prompt, what)
         unfit = self._unfit(self._sampling | sampling)
-        # Tokens that must not be trained on are generated all the same: in a lane without rules for sampling.
+        # Untrainable sampling is still allowed: use a lane without rules for sampling.
         job = Job(
             f"{self._job.id}/{self._k}", 1, prompt_ids=ids, sampling=self._sampling | sampling,
             lane=Lane.SCORE if unfit else self._job.lane,
         )  # fmt: skip
-        sample = await self._draw(Sample(job, number))
-        draw = Draw(sample, unfit)
+        sample = await self._record(Sample(job, number))
+        draw = EngineAnswer(sample, unfit)
         self.made.append(draw)
         answer = draw.answer(self._sampling | sampling, self.tokenizer)
-        if isinstance(asked, str):
-            self._texts[asked + answer["text"]] = list(sample.tokens)
+        if isinstance(prompt, str):
+            self._texts[prompt + answer["text"]] = list(sample.tokens)
         return answer
 
-    async def _draw(self, sample: Sample) -> Sample:
+    async def _record(self, sample: Sample) -> Sample:
         account = Drawn()
         try:
             async with self._slot():
@@ -218,17 +218,17 @@ class Draws:
         return [*self._texts.get(known, ()), *rest]
 
     def _unfit(self, sampling: dict[str, Any]) -> str:
-        """Return why tokens of this sampling must not be trained on; '' if they may, or are not for training."""
+        """Return why this sampling must not be trained on; '' if it may, or is not for training."""
         if self._job.lane != Lane.TRAIN:
             return ""
         if (hidden := hidden_by(NEUTRAL | sampling)) is not None:
-            return f"{hidden[0]} = {hidden[1]!r} draws from another distribution than the logprobs describe"
+            return f"{hidden[0]} = {hidden[1]!r} samples from another distribution than the logprobs describe"
         if temperature_of(sampling) != self._sampling["temperature"]:
-            return f"it was sampled at another temperature than the job's {self._sampling['temperature']:g}"
+            return f"its temperature differs from the job's {self._sampling['temperature']:g}"
         return ""
 
 
-def _ids(asked: Any, what: str) -> list[int]:
-    if not isinstance(asked, list) or not asked or not all(type(token) is int and token >= 0 for token in asked):
-        raise ConfigError(f"{what}: input_ids must be a list of token ids, and not empty.")
-    return list(asked)
+def _ids(prompt: Any, what: str) -> list[int]:
+    if not isinstance(prompt, list) or not prompt or not all(type(token) is int and token >= 0 for token in prompt):
+        raise ConfigError(f"{what}: input_ids must be a non-empty list of token ids.")
+    return list(prompt)
