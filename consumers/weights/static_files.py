@@ -9,14 +9,17 @@ Training does not wait for it, and its failures do not fail a publication.
 """
 
 import asyncio
+import concurrent.futures
 import logging
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from aiohttp import web
 from redis.exceptions import RedisError
@@ -33,7 +36,6 @@ from penstock.text import format_exc, redact
 from penstock.weights.index import INDEX_FILE, read_index
 from penstock.weights.serving import (
     STALL_S,
-    LoopThread,
     is_authorized,
     is_object,
     object_name,
@@ -41,14 +43,15 @@ from penstock.weights.serving import (
     token_of,
 )
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Versions with other weights that are offered at once, the newest ones, and most names of them: each tick has its own.
 KEPT, MAX_OFFERS = 8, 256
 #: Most open connections; the oldest without the token is closed to accept a new one, which is refused if all have it.
 MAX_CONNECTIONS = 256
-#: Longest wait for the port.
-START_S = 10.0
+#: Longest wait for the port; for cancelled tasks to end, and for threads that they use.
+START_S, END_S = 10.0, 10.0
 #: ``SO_MAX_PACING_RATE`` of Linux: the kernel limits the rate of a socket, in bytes per second.
 _MAX_PACING_RATE = 47
 
@@ -72,20 +75,32 @@ class FileServer:
         #: Name of a version -> its folder, and the bytes of each file; changed in the thread only.
         self.versions: dict[str, tuple[Path, Mapping[str, int]]] = {}
         self._token, tls = token, server_context(config)
-        self.thread = LoopThread("weights-files")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="weights-files", daemon=True)
+        self._thread.start()
         try:
-            port = self.thread.submit(self._start(config, tls, bytes_per_s)).result(START_S)
+            port = self.submit(self._start(config, tls, bytes_per_s)).result(START_S)
         except OSError as exc:
-            self.thread.close()
+            self.close()
             raise cannot_listen("serving", config.host, config.port, exc) from exc
         #: URL for clients, without a trailing slash.
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://{host_in_url(config.host, reached_at)}:{port}"
         log.info("weights are served at %s", self.url)
 
+    def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        """Start a coroutine in the thread. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def close(self) -> None:
-        """Close the server and all connections. Blocks briefly."""
-        self.thread.close()
+        """Close the server and all connections, cancel what was submitted, and end the thread. Blocks for ``END_S``."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(END_S)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop):  # at its end it cancels tasks and closes the loop
+            self._loop.run_forever()
 
     async def _start(self, config: ServingConfig, tls: ssl.SSLContext | None, bytes_per_s: int | None) -> int:
         loop = asyncio.get_running_loop()
@@ -167,7 +182,7 @@ class StaticFiles:
         self._offers: dict[str, Offer] = {}
         self._turn = asyncio.Lock()
         self.server = FileServer(config.serving, token_of(config), config.trainer.serve_bytes_per_s, config.reached_at)
-        self._renewing = self.server.thread.submit(self._renew_forever())
+        self._renewing = self.server.submit(self._renew_forever())
 
     def offer(self, version: int, index: str, folder: Path) -> None:
         """Serve an announced version, in the background. Returns at once; errors are logged.
@@ -175,7 +190,7 @@ class StaticFiles:
         Args:
             index: digest of its ``weights.index``.
         """
-        self.server.thread.submit(self._offer(version, index, folder))
+        self.server.submit(self._offer(version, index, folder))
 
     def close(self) -> None:
         """Stop serving and close all connections. Blocks briefly."""

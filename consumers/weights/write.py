@@ -5,7 +5,6 @@ only for a folder that can be loaded. One trainer writes to a parent folder; a r
 disturb it. Calls block for the disk.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from xxhash import xxh3_64
 from penstock.consumers.clock import folder_of, versions_in
 from penstock.consumers.weights.sources import Source, Weights, as_source, buckets, dtype_name
 from penstock.errors import DiskFull, PublishError
-from penstock.system.disk import file_xxh3, fsync, is_full, remove_whole
+from penstock.system.disk import file_xxh3, fsync, is_full, locks, remove_whole
 from penstock.weights.index import DTYPE_BYTES, INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 
@@ -237,10 +236,9 @@ def _lock(folder: Path) -> int:
     """Lock a folder until the handle is closed or this process dies; return -1 if another process holds the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return -1
+        if not locks(handle):
+            os.close(handle)
+            return -1
     except OSError as exc:  # the file system has no locks
         log.debug("%s is not locked: %s", folder, exc)
     return handle

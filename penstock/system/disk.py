@@ -4,6 +4,7 @@ A process that needs room waits, and reports it.
 """
 
 import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -170,6 +171,15 @@ def own_file(path: Path) -> int:
         os.close(handle)
         raise
     return handle
+
+
+def locks(handle: int) -> bool:
+    """Return whether this process has the exclusive lock of ``handle``; does not block. Raises OSError."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_full(exc: BaseException | None) -> bool:

@@ -7,7 +7,6 @@ end of the copy and the truncation is lost.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 import shutil
@@ -15,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.system.disk import locks
 from penstock.system.logs import as_text
 
 #: Seconds between two checks of a log's size.
@@ -86,7 +86,7 @@ def rotate(path: Path, max_bytes: int) -> bool:
     """
     try:
         with path.open("rb+") as file:
-            if os.fstat(file.fileno()).st_size <= max_bytes or not _locked(file.fileno()):
+            if os.fstat(file.fileno()).st_size <= max_bytes or not locks(file.fileno()):
                 return False
             if os.fstat(file.fileno()).st_size <= max_bytes:
                 return False  # another process did it just now
@@ -103,14 +103,6 @@ def rotate(path: Path, max_bytes: int) -> bool:
             return True
     except FileNotFoundError:
         return False
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _shift(path: Path) -> None:

@@ -1,7 +1,5 @@
-"""Names, token, TLS and thread that trainers that serve weights share with workers that download them."""
+"""Names, token and TLS that trainers that serve weights share with workers that download them."""
 
-import asyncio
-import concurrent.futures
 import contextlib
 import hmac
 import os
@@ -9,17 +7,12 @@ import re
 import secrets
 import ssl
 import tempfile
-import threading
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
 
 from penstock.config import Config
 from penstock.config.serving import TlsConfig, is_token
 from penstock.errors import ConfigError
 from penstock.text import MASK, know
-
-T = TypeVar("T")
 
 #: Seconds without progress after which either side closes a connection.
 STALL_S = 20.0
@@ -34,33 +27,6 @@ def object_name(version: int, index: str) -> str:
 
 def is_object(name: str) -> bool:
     return _OBJECT.fullmatch(name) is not None
-
-
-#: Longest wait for cancelled tasks to end, and for threads that they use.
-END_S = 10.0
-
-
-class LoopThread:
-    """Run coroutines in a thread until ``close``."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Start a coroutine in the thread. Cancelling the future cancels it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def close(self) -> None:
-        """Cancel running tasks and end the thread. Blocks for at most ``END_S``."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(END_S)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop):  # at its end it cancels tasks and closes the loop
-            self._loop.run_forever()
 
 
 def server_context(config: TlsConfig) -> ssl.SSLContext | None:

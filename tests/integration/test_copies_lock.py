@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
 from penstock.records.worker_causes import FolderLocked
+from penstock.system.disk import locks
 from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights import machine_lock, version_folders
 from penstock.workers.weights.local_copies import LocalCopies
@@ -56,7 +57,7 @@ def is_held(folder: Path) -> bool:
     """Return whether a worker's engine may read a copy, so that no other worker deletes it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        return not machine_lock.locks(handle)
+        return not locks(handle)
     finally:
         os.close(handle)
 

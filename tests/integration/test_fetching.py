@@ -447,7 +447,7 @@ async def test_ticks_withdraw_no_weights(play: Play, tmp_path: Path, monkeypatch
     async def serve(offered: dict[int, Version]) -> list[int]:
         for number, version in offered.items():
             trainer.offer(number, version.index, version.folder)
-        await asyncio.wrap_future(trainer.server.thread.submit(settled()))
+        await asyncio.wrap_future(trainer.server.submit(settled()))
         return [int(name[1:9]) for name in trainer.server.versions]
 
     assert await serve({1: one, 2: one, 3: one, 4: two}) == [1, 2, 3, 4]

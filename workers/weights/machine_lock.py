@@ -5,7 +5,6 @@ process id to the file and renews the file's mtime every ``BEAT_S``; waiting pro
 stops renewing.
 """
 
-import fcntl
 import logging
 import os
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.records.cause import Cause
 from penstock.records.worker_causes import FolderLocked, LockHolderStalled, process_name
-from penstock.system.disk import FULL, own_file
+from penstock.system.disk import FULL, locks, own_file
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +100,3 @@ def _beat(handle: int, released: threading.Event) -> None:
             os.utime(handle)
         except OSError as exc:
             log.warning("failed to renew a lock of this machine: %s", exc)
-
-
-def locks(handle: int) -> bool:
-    """Return whether this process has the lock of ``handle``; does not block."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

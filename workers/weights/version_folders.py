@@ -19,11 +19,11 @@ from penstock.errors import DiskFull, PublishError
 from penstock.records.cause import Cause
 from penstock.records.publication import Publication
 from penstock.records.worker_causes import WeightsDiskFull, WeightsOverLimit
-from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
+from penstock.system.disk import free_bytes, fsync, is_full, locks, own_folder, remove, remove_whole
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from penstock.weights.serving import is_object, object_name
 from penstock.workers.weights.file_hashes import differing, prove
-from penstock.workers.weights.machine_lock import alone_in, locks
+from penstock.workers.weights.machine_lock import alone_in
 
 log = logging.getLogger(__name__)
 

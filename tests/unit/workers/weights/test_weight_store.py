@@ -17,6 +17,7 @@ from penstock.records.cause import Cause
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.records.worker_causes import CopyMade, FolderLocked
+from penstock.system.disk import locks
 from penstock.workers.services import Tally
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.store import WeightStore
@@ -105,9 +106,9 @@ async def test_a_worker_that_ends_holds_no_copy(line: Line) -> None:
 
     store, _ = store_of(line)
     handle = os.open((await fetched(store, announced(line))).path, os.O_RDONLY)
-    assert not machine_lock.locks(handle)
+    assert not locks(handle)
     store.close()
-    assert machine_lock.locks(handle)
+    assert locks(handle)
     os.close(handle)
 
 
