@@ -24,13 +24,19 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.console.cli import completion
-from penstock.console.cli.target import DIRECTORY, LiveTarget, Target
+from penstock.console.cli.target import DIRECTORY, LiveTarget, Target, run_folders
 from penstock.console.selection import Choice
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 from penstock.system.logs import LogFormat
 from penstock.text import printable
+
+
+def complete_runs(context: typer.Context, begun: str) -> list[str]:
+    """Return the runs under --directory that begin so, newest first."""
+    folders = run_folders(Path(context.params.get("directory") or DIRECTORY), "run.json", "redis.json")
+    return [path.name for path in folders if path.name.startswith(begun) and path.name.isprintable()]
+
 
 #: Unknown options of a command are configuration overrides.
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -41,7 +47,7 @@ FolderOption = Annotated[Path, typer.Option("--directory", help="Folder of the r
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", help="Name of the run; default: the newest in --directory.", autocompletion=completion.runs),
+    typer.Option("--run", help="Name of the run; default: the newest in --directory.", autocompletion=complete_runs),
 ]
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run.")]
 #: Set logs.format and redis.url, by ``overrides_of``.
@@ -54,7 +60,7 @@ RedisOption = Annotated[
 _WHERE = "Only rows of which this is true; =, !=, <, <=, >, >= and ~ (contains). Several: all of them."
 WhereOption = Annotated[list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help=_WHERE)]
 _NamedArgument = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs)
+    str | None, typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=complete_runs)
 ]
 
 

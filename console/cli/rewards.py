@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.console.cli import completion
-from penstock.console.cli.command import OVERRIDES, FolderOption, JsonOption, UrlOption, many
+from penstock.console.cli.command import OVERRIDES, FolderOption, JsonOption, UrlOption, complete_runs, many
 from penstock.console.cli.history import DatasetOption, LaneOption, open_run
 from penstock.console.cli.nouns import show_table
 from penstock.console.cli.target import DIRECTORY
@@ -49,7 +48,7 @@ def reward_try(
         typer.Option(
             "--run",
             help="Use the recorded answers of this run; default: the run in CONFIG.",
-            autocompletion=completion.runs,
+            autocompletion=complete_runs,
         ),
     ] = None,
     redis: UrlOption = None,

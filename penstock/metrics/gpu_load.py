@@ -29,12 +29,16 @@ def visible_gpus() -> tuple[str, ...]:
     Blocks for a second if it has to run nvidia-smi.
     """
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        # Empty means none; ids, UUIDs and MIG names are separated by commas.
-        return tuple(name for part in visible.split(",") if (name := part.strip()) not in ("", "-1"))
+        return _listed(visible)
     if shutil.which("nvidia-smi") is None:
         return numbered(len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else 0)
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
     return numbered(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))
+
+
+def _listed(visible: str) -> tuple[str, ...]:
+    """Return the ids, UUIDs or MIG names of CUDA_VISIBLE_DEVICES; an empty one means no GPU."""
+    return tuple(name for part in visible.split(",") if (name := part.strip()) not in ("", "-1"))
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -131,8 +135,8 @@ def _use(library: Any, handle: Any) -> float:
 def _names(library: Any, visible: str | None) -> Sequence[str]:
     """Return the names of visible GPUs, by default all numbers, in the order of the bus, as CUDA for equal GPUs."""
     if visible is None:
-        return list(map(str, range(library.nvmlDeviceGetCount())))
-    return [name for part in visible.split(",") if (name := part.strip()) not in ("", "-1")]
+        return numbered(library.nvmlDeviceGetCount())
+    return _listed(visible)
 
 
 def _library() -> Any:

@@ -144,10 +144,6 @@ def look_at_weights(client: Client, keys: Keys, models: Iterable[str], *, needed
         for name, fields in client.xrevrange(keys.weights(model), count=1):
             try:
                 newest = Publication.from_bytes(fields.get(b"p", b""), f"publication {name.decode(errors='replace')}")
-            except ProtocolError as exc:
-                yield Finding(what, Level.ERROR, str(exc))
-                continue
-            try:
                 whole = read_whole(client, keys, newest)
             except ProtocolError as exc:
                 yield Finding(what, Level.ERROR, str(exc))

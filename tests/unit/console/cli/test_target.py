@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import typer
 
-from penstock.console.cli import completion
+from penstock.console.cli.command import complete_runs
 from penstock.console.cli.target import newest_run
 
 
@@ -40,8 +40,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_shell_completes_runs_past_one_that_cannot_be_read(runs: Path) -> None:
     context = cast("typer.Context", SimpleNamespace(params={"directory": str(runs)}))
-    assert completion.runs(context, "") == ["by-hand", "launched"]
-    assert completion.runs(context, "l") == ["launched"]
+    assert complete_runs(context, "") == ["by-hand", "launched"]
+    assert complete_runs(context, "l") == ["launched"]
 
 
 def test_the_newest_run_is_one_that_can_be_read(runs: Path) -> None:
