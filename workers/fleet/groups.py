@@ -73,14 +73,6 @@ def _check_model(config: Config, model: ModelGroups) -> None:
         _merged(config, f"{where}.{name}", group)
 
 
-def find_group(config: Config, model_name: str, group_name: str) -> tuple[ModelGroups, GroupConfig]:
-    """Return a model and its group. Raises ConfigError that lists the existing ones."""
-    known = {f"{model.name}.{name}": (model, group) for model in groups_of(config) for name, group in model.groups()}
-    if (found := known.get(f"{model_name}.{group_name}")) is None:
-        raise ConfigError(f"The fleet has no group {model_name}.{group_name}; it has {', '.join(known)}.")
-    return found
-
-
 def is_routed(config: Config, model: ModelGroups) -> bool:
     """Return whether one address stands for all its engines."""
     kinds = {group.worker_type for group in model.server_groups}

@@ -177,7 +177,7 @@ class Fleet:
         """
         present = self._staying(group)
         for _ in range(count - len(present)):
-            self.plan.add(*group.split(".", 1))
+            self.plan.add(group)
             known, self._specs = self._specs, specs_of(self.config, self.plan)
             self._waiting |= {name: spec for name, spec in self._specs.items() if name not in known}
             self.show_members()

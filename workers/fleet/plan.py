@@ -19,7 +19,7 @@ from typing import Any, Literal
 from penstock.config import Config, EngineConfig, ModelConfig
 from penstock.config.fleet import GroupConfig, MemberConfig, ModelGroups, RouterConfig, RouterOptions, WorkerType
 from penstock.errors import ConfigError
-from penstock.workers.fleet.groups import find_group, group_arguments, groups_of, is_routed, role_arguments
+from penstock.workers.fleet.groups import group_arguments, groups_of, is_routed, role_arguments
 from penstock.workers.fleet.launcher import Places, Slot
 from penstock.workers.fleet.nodes import LOOPBACK, Node, Nodes
 from penstock.workers.router.process import build_router_command
@@ -147,20 +147,21 @@ class Plan:
                 found[model.name] = urls[0]
         return found
 
-    def add(self, model_name: str, group_name: str) -> None:
-        """Add an engine to a group; existing engines stay in place.
+    def add(self, name: str) -> None:
+        """Add an engine to the group ``MODEL.GROUP``; existing engines stay in place.
 
         Raises:
             ConfigError: no such group, one that cannot grow, or no room for it; the plan is unchanged.
         """
-        model, group = find_group(self.config, model_name, group_name)
-        where = f"fleet.models.{model_name}.{group_name}"
+        known = {f"{model.name}.{one}": (model, one, group) for model in self.models for one, group in model.groups()}
+        if name not in known:
+            raise ConfigError(f"The fleet has no group {name}; it has {', '.join(known)}.")
+        model, group_name, group = known[name]
         if group.urls or group.worker_type in ("placeholder", "encoder"):
-            raise ConfigError(
-                f"{where} cannot grow: {'its urls are' if group.urls else group.worker_type + ' groups are'} fixed."
-            )
+            what = "its urls are" if group.urls else f"{group.worker_type} groups are"
+            raise ConfigError(f"fleet.models.{name} cannot grow: {what} fixed.")
         if group.gpus is not None:
-            raise ConfigError(f"{where} cannot grow: its gpus {group.gpus} are fixed; remove gpus.")
+            raise ConfigError(f"fleet.models.{name} cannot grow: its gpus {group.gpus} are fixed; remove gpus.")
         taken = {one.index for one in self._placed if one.group is group}
         self._place(model, group_name, group, min(set(range(len(taken) + 1)) - taken))
         self._arrange()

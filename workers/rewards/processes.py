@@ -182,22 +182,26 @@ def _answer(request: dict[str, Any], cpu_s: int, config: RewardConfig, answers: 
     kind = kind_of(request.pop("reward"))
     assert kind is not None
     try:
-        workshop = Workshop(config.code, find_jail(config)) if kind.needs_jail else None
-        answer: dict[str, Any] = {"value": check(kind, Question(**request), cpu_s, workshop)}
+        answer: dict[str, Any] = {"value": check(kind, Question(**request), cpu_s, config)}
     except (ValueError, ConfigError, JailError) as exc:
         answer = {"error": str(exc)}
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
 
-def check(kind: Kind, question: Question, cpu_s: int, workshop: Workshop | None = None) -> Any:
-    """Compute a slow reward; raises ValueError if the label is invalid, JailError if no program can be run.
+def check(kind: Kind, question: Question, cpu_s: int, config: RewardConfig) -> Any:
+    """Compute a slow reward.
 
     The kernel ends this process if the label takes more than ``cpu_s`` of CPU time (SIGPROF), or the answer does
     (SIGXCPU).
+
+    Raises:
+        ValueError: the label is invalid.
+        ConfigError, JailError: no program can be run.
     """
     import resource
 
+    workshop = Workshop(config.code, find_jail(config)) if kind.needs_jail else None
     # The limit of the previous check could end this one while it reads its label, and blame its answer.
     resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     import_package(kind)

@@ -34,8 +34,6 @@ from penstock.system.keeper import die_with_parent
 from penstock.system.user_code import staying_alive
 from penstock.text import format_exc, safe_repr
 from penstock.workers.rewards import processes
-from penstock.workers.rewards.jail.detect import find_jail
-from penstock.workers.rewards.kinds.code import Workshop
 from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.outcomes import keyed, number_of
@@ -238,6 +236,5 @@ def _checked(kind: Kind, sample: Sample, config: RewardConfig) -> Any:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     question = Question.of(sample)
-    workshop = Workshop(config.code, find_jail(config)) if kind.needs_jail else None
     question = replace(question, text=question.text[-processes.MAX_TEXT :])
-    return keyed(processes.check(kind, question, processes.CHECK_CPU_S, workshop), config.key)
+    return keyed(processes.check(kind, question, processes.CHECK_CPU_S, config), config.key)

@@ -74,6 +74,8 @@ def test_without_a_section_there_are_worker_count_engines() -> None:
     laid_out = plan(config, [Node("127.0.0.1")])
     assert [worker.name for worker in laid_out.workers] == [f"policy.worker.{index}" for index in range(3)]
     assert all(engine.gpus == () and "CUDA_VISIBLE_DEVICES" not in engine.environment for engine in laid_out.engines)
+    laid_out.add("policy.worker")
+    assert laid_out.workers[-1].name == "policy.worker.3"
 
 
 def test_overrides_win_however_they_are_spelt() -> None:
@@ -194,26 +196,26 @@ def test_every_port_of_a_node_is_given_once() -> None:
 def test_growing_moves_nobody() -> None:
     made = plan(make({"num_gpus": 2}, {"worker_type": "placeholder", "num_gpus": 1}), [Node("127.0.0.1", numbered(4))])
     old = list(made.engines)
-    made.add("policy", "regular-0")
+    made.add("policy.regular-0")
     assert made.engines[: len(old)] == old
     assert made.engines[-1].gpus == (3,), "the placeholder keeps GPU 2"
     assert len(ports_of(made)) == len(set(ports_of(made))) == 6
     assert made.workers[-1].name == "policy.regular-0.2"
     with pytest.raises(ConfigError, match=r"needs 1 GPUs .* what is free is: 127.0.0.1 0 of 4"):
-        made.add("policy", "regular-0")
+        made.add("policy.regular-0")
     assert len(made.engines) == 4
     made.remove("policy.regular-0.0")
     assert [worker.name for worker in made.workers] == ["policy.regular-0.1", "policy.regular-0.2"]
-    made.add("policy", "regular-0")
+    made.add("policy.regular-0")
     again = made.engines[-1]
     assert (again.name, again.gpus, again.ports) == ("policy.regular-0.0", (0,), old[0].ports)
     with pytest.raises(ConfigError, match=r"no group policy.other; it has policy.regular-0, policy.placeholder-1"):
-        made.add("policy", "other")
+        made.add("policy.other")
 
 
 def test_growing_behind_a_router_tells_its_worker() -> None:
     made = plan(make(models=[{"name": "policy", "router": {}, "server_groups": [{"num_gpus": 1}]}]), ONE)
-    made.add("policy", "regular-0")
+    made.add("policy.regular-0")
     first, second = made.engines
     (worker,), (router,) = made.workers, made.routers
     assert worker.engine.router == router.router

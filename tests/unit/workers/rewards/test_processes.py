@@ -9,13 +9,14 @@ SECOND = """
 import resource
 from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.registry import kind_of
+from penstock.config import RewardConfig
 from penstock.workers.rewards.processes import check, import_package
 
 kind = kind_of("math_verify")
 import_package(kind)
 usage = resource.getrusage(resource.RUSAGE_SELF)
 resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1, resource.RLIM_INFINITY))
-check(kind, Question(label="9^{9^{9^{9}}}", text="3"), 3)
+check(kind, Question(label="9^{9^{9^{9}}}", text="3"), 3, RewardConfig())
 """
 
 
