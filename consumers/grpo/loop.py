@@ -305,8 +305,10 @@ def learner_of(config: Config, size: int) -> GRPO:
     # Before a checkpoint is restored into it: the reference is the initial policy, at every start.
     own = config.trainer.kl is not None and config.rollout.reference is None
     reference = copy.deepcopy(model).to(device) if own else None
-    policy = Policy(model.to(device), compute_dtype(config.trainer.dtype, device))
+    policy = Policy(model, compute_dtype(config.trainer.dtype, device))
     if size > 1:
-        shard(policy)
+        shard(policy, device)
+    else:
+        policy.to(device)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.trainer.lr, fused=True)
     return GRPO(policy, optimizer, config.trainer, dp_size=size, reference=reference)

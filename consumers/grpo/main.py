@@ -58,8 +58,8 @@ def _run_in_group(config: Config, rank: int, local_rank: int, rendezvous: str) -
 def _run_rank(config: Config, rank: int, size: int) -> int:
     try:
         loop = make_loop(config, rank, size)
-        # With several ranks the parent process gets the terminal's Ctrl-C, and forwards it as SIGTERM.
-        numbers = (signal.SIGTERM, signal.SIGINT) if size == 1 else (signal.SIGTERM,)
+        # The parent of ranks gets the terminal's Ctrl-C, and forwards it as SIGTERM; torchrun forwards it as SIGINT.
+        numbers = (signal.SIGTERM,) if multiprocessing.parent_process() else (signal.SIGTERM, signal.SIGINT)
         with watched_signals(lambda count: loop.stop() if count == 1 else os._exit(EXIT_INTERRUPT), *numbers):
             return loop.run()
     except (RuntimeError, MemoryError) as exc:

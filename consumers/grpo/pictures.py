@@ -19,6 +19,8 @@ from penstock.names import IMAGE_GRID, PIXEL_VALUES
 Micro = dict[str, Any]
 #: Model inputs for images.
 KEYS = (PIXEL_VALUES, IMAGE_GRID)
+#: Set in a micro-batch without images if its batch has some.
+IMAGES_ELSEWHERE = "images_elsewhere"
 
 
 def auto_class(path: str) -> Any:
@@ -43,6 +45,7 @@ def add_images(batch: Batch, parts: Sequence[Sequence[Micro]]) -> None:
             arrays = [array for row in rows if (array := held[key].get(row)) is not None]
             if arrays:
                 micro[key] = torch.from_numpy(np.concatenate(arrays)).to(micro["tokens"].device)
+        micro[IMAGES_ELSEWHERE] = PIXEL_VALUES not in micro
 
 
 def inputs_of(model: Any, micro: Micro) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from penstock.consumers.grpo import losses, process
-from penstock.consumers.grpo.pictures import inputs_of
+from penstock.consumers.grpo.pictures import IMAGES_ELSEWHERE, inputs_of
 
 #: Types of models whose attention goes through transformers' interface and whose head is one matrix.
 PACKED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
@@ -65,7 +65,20 @@ class Policy(torch.nn.Module):
             ):
                 return self._packed(micro)
             logits = self.model(**inputs_of(self.model, micro), use_cache=False).logits
-        return losses.token_logprobs(logits, micro["tokens"], micro["temperatures"])
+        found = losses.token_logprobs(logits, micro["tokens"], micro["temperatures"])
+        if not micro.get(IMAGES_ELSEWHERE):
+            return found
+        # Without images the vision tower has no gradient here, and FSDP2 reduces only existing gradients: ranks would
+        # not reduce the same parameters.
+        return found + 0.0 * sum(parameter.float().sum() for parameter in self._outside_decoder())
+
+    def _outside_decoder(self) -> list[Tensor]:
+        """Return parameters outside the decoder and the head, such as those of a vision tower."""
+        if not hasattr(self.model, "get_decoder"):
+            return []
+        parts = self.model.get_decoder(), self.model.get_output_embeddings()  # type: ignore[operator]
+        used = {parameter for part in parts if part is not None for parameter in part.parameters()}
+        return [one for one in self.model.parameters() if one.requires_grad and one not in used]
 
     def _packed(self, micro: dict[str, Any]) -> Tensor:
         tokens, lengths, temperatures = micro["tokens"], micro["lengths"], micro["temperatures"]

@@ -17,13 +17,16 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from penstock.consumers.grpo.policy import Policy
 
 
-def shard(policy: Policy) -> None:
+def shard(policy: Policy, device: torch.device | None = None) -> None:
     """Leave each rank 1/N of every parameter. Call it on all ranks, before the optimizer is made; blocks for them.
+
+    Args:
+        device: where the shards go, layer by layer, so that it never holds the complete policy; None: where they are.
 
     Layers are gathered one at a time, for their forward and their backward pass; gradients are averaged over the ranks.
     """
-    device = next(policy.parameters()).device.type
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    device = device or next(policy.parameters()).device
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in policy.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh)

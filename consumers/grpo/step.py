@@ -415,7 +415,7 @@ class GRPO:
         warmth = min(1.0, (self.steps + 1) / max(1, self.config.warmup_steps))
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             group["lr"] = lr * warmth
-        if batch.dp_rank == 0:  # all ranks have the same weights
+        if batch.dp_rank == 0:  # a sample of its own shards
             self._changes.before_step(max(group["lr"] for group in self.optimizer.param_groups))
         self.optimizer.step()
         self._changes.after_step()

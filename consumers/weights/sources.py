@@ -57,7 +57,8 @@ class State:
     """
 
     def __init__(self, weights: "torch.nn.Module | Mapping[str, Tensor]") -> None:
-        self._state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
+        # Variables, as tied ones are one object.
+        self._state = weights.state_dict(keep_vars=True) if isinstance(weights, torch.nn.Module) else weights
         self.is_sharded = any(isinstance(tensor, DTensor) for tensor in self._state.values())
         self._weights = weights
 
@@ -68,9 +69,10 @@ class State:
         for name, tensor in self._state.items():
             if name == "lm_head.weight" and embedding is not None and _tied(tensor, embedding, config):
                 continue
+            tensor = tensor.detach()
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if is_receiver:
-                yield from as_saved(name, whole.detach())
+                yield from as_saved(name, whole)
 
 
 class Cast:

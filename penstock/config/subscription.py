@@ -204,7 +204,7 @@ class Definition(SubscriptionConfig):
     minibatches: Positive = 1
     #: Model whose clock bounds it; '': none.
     model: Annotated[str, is_a_name("model", or_empty=True), Trait.AGREED] = ""
-    seed: Annotated[int, Trait.POOL] = 0
+    seed: Annotated[int, Field(ge=0), Trait.POOL] = 0
     #: Groups admitted beyond the gate, and groups needed before the first cut.
     over: NotNegative = 0
     min_first: NotNegative = 0

@@ -133,12 +133,16 @@ class Batches:
             batch.task = asyncio.create_task(self._run(batch), name=f"batch {batch.members[0].body['rid']}")
 
     async def _run(self, batch: _Batch) -> None:
-        failure: Exception = EngineDied("the stream of a batch ended before its answers.")
+        failure: Exception = BatchFailed("the stream of a batch ended before its answers.")
         try:
             if len(batch.members) == 1:
                 await self._send_alone(batch.members[0])
             else:
                 await self._stream(batch)
+        except EngineError as exc:
+            # An event that cannot be read names no request: each is sent again, alone.
+            is_of_all = len(batch.members) == 1 or isinstance(exc, EngineDied | BatchFailed)
+            failure = exc if is_of_all else BatchFailed(str(exc))
         except Exception as exc:
             failure = exc
         finally:

@@ -24,9 +24,11 @@ from penstock.workers.sglang.controls import SglangControls
 from penstock.workers.sglang.http import ConnectionClosed
 from penstock.workers.sglang.routed_experts import REQUEST_FIELDS
 from penstock.workers.sglang.segment import (
+    HIGHEST,
     NO_ROUTING,
     STALE_PREFIX,
     RawAnswer,
+    are_ids,
     count_of,
     drafts_of,
     finite_of,
@@ -269,14 +271,16 @@ class SglangClient(SglangControls):
                 if answer.is_finished:
                     continue
                 self._provenance(sent, rid).check(answer.weight_version)
-                if ids and finite_of(logprobs) is not None:
+                values = finite_of(logprobs)
+                # The complete answer is refused for the others.
+                if ids and are_ids(ids, self.vocab_size) and values is not None and values.max() <= HIGHEST:
                     on_tokens(sent, ids, logprobs)
         if not answer.is_finished:
             raise EngineDied(f"{rid}: the stream of engine {self.name} ended before the answer{self._how_it_ended()}.")
         return answer.complete()
 
     def segment_of(self, answer: Any, sent: int, rid: str) -> Segment:
-        raw = read_generated(answer, rid)
+        raw = read_generated(answer, rid, self.vocab_size)
         meta = raw.meta
         self.num_aborted += raw.reason == FinishReason.ABORT
         provenance = self._provenance(sent, rid)

@@ -203,7 +203,7 @@ class SglangEngine(SglangClient):
         rid = self.in_flight.wire_rid("proof")
         body = {"input_ids": [0], "sampling_params": sampling, "rid": rid, "return_logprob": True}
         answer = await self.call("POST", "/generate", body, self.config.start_timeout_s)
-        kind = kind_of(read_generated(answer, rid).logprobs, self.vocab_size)
+        kind = kind_of(read_generated(answer, rid, self.vocab_size).logprobs, self.vocab_size)
         if self.config.logprob_kind not in (None, kind):
             raise ConfigError(
                 f"engine.logprob_kind is {self.config.logprob_kind}, but the server at {redact(self.url)} returns "

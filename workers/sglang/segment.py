@@ -21,7 +21,7 @@ _NAN = "NaN happened"
 #: Upper bound of ids and token counts, which are stored as int32.
 _MOST_TOKENS = 2**31
 #: Logprobs are stored as float32; values above 0 come from rounding.
-_LARGEST, _HIGHEST = 3.4e38, 1.0
+_LARGEST, HIGHEST = 3.4e38, 1.0
 #: Longest stored abort message, in characters.
 _MAX_MESSAGE = 500
 
@@ -105,11 +105,11 @@ def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]
     return found
 
 
-def read_generated(answer: Any, rid: str) -> RawAnswer:
+def read_generated(answer: Any, rid: str, vocab_size: int) -> RawAnswer:
     """Read tokens and logprobs of a /generate answer.
 
     Raises:
-        EngineError: ids are missing, or do not have exactly one finite logprob each.
+        EngineError: ids are missing, outside the vocabulary, or do not have exactly one finite logprob each.
     """
     meta = meta_of(answer, rid)
     try:
@@ -123,14 +123,14 @@ def read_generated(answer: Any, rid: str) -> RawAnswer:
         raise EngineError(
             f"{rid}: the engine's answer lacks ids, logprobs or a finish reason ({safe_repr(exc)})."
         ) from exc
-    if not are_ids(ids):
-        raise EngineError(f"{rid}: the engine's output_ids are not token ids: {safe_repr(ids)}.")
+    if not are_ids(ids, vocab_size):
+        raise EngineError(f"{rid}: the engine's output_ids are not token ids of the model: {safe_repr(ids)}.")
     if scored != ids:
         raise EngineError(f"{rid}: the engine returned {len(scored)} logprobs for {len(ids)} ids, not one for each.")
     values = finite_of(logprobs)
     if values is None or matched == _NAN:
         raise EngineError(f"{rid}: the engine returned a logprob that is not a finite number: its logits overflow.")
-    if values.max(initial=0.0) > _HIGHEST:
+    if values.max(initial=0.0) > HIGHEST:
         raise EngineError(f"{rid}: the engine returned the logprob {values.max():g}, above 0.")
     if reason not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         if not ids:
@@ -182,11 +182,12 @@ def finite_of(values: list[Any]) -> NDArray[np.float64] | None:
     return array if np.abs(array).max(initial=0) <= _LARGEST else None
 
 
-def are_ids(values: Any) -> bool:
-    """Return whether ``values`` is a list of token ids that fit into int32."""
+def are_ids(values: Any, vocab_size: int = 0) -> bool:
+    """Return whether ``values`` is a list of int32 token ids below ``vocab_size`` (0: unknown)."""
     if type(values) is not list or not set(map(type, values)) <= {int}:
         return False
     try:
-        return bool(np.frombuffer(array_of("i", values), np.int32).min(initial=0) >= 0)
+        ids = np.frombuffer(array_of("i", values), np.int32)
     except OverflowError:
         return False
+    return bool(ids.min(initial=0) >= 0 and (not vocab_size or ids.max(initial=0) < vocab_size))

@@ -126,7 +126,7 @@ async def hear(data: bytes, cut: int) -> None:
 
 def use(whole: Any) -> None:
     meta = meta_of(whole, "rid")
-    drawn = read_generated(whole, "rid")
+    drawn = read_generated(whole, "rid", 0)
     spans_of(meta, len(drawn.ids), "rid")
     count_of(meta, "prompt_tokens", "rid")
 

@@ -120,13 +120,14 @@ class Loop:
         return 130
 
 main.make_loop = lambda *_: Loop()
-sys.exit(main._run_rank(None, 0, 1))
+sys.exit(main._run_rank(None, 0, int(sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("how", ["ends", "stalls"])
-def test_a_second_ctrl_c_ends_a_trainer_that_does_not(how: str) -> None:
-    process = subprocess.Popen([sys.executable, "-c", DRIVER, how], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(("how", "ranks"), [("ends", 1), ("stalls", 1), ("ends", 2)])
+def test_a_second_ctrl_c_ends_a_trainer_that_does_not(how: str, ranks: int) -> None:
+    """One of two ranks was started by torchrun, which forwards SIGINT."""
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, how, str(ranks)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "running\n"

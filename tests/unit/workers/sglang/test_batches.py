@@ -100,7 +100,7 @@ class Server:
         return response
 
     async def _write(self, response: web.StreamResponse, one: dict[str, Any]) -> None:
-        await response.write(b"data: " + json.dumps(one).encode() + b"\n\n")
+        await response.write(one.get("raw") or b"data: " + json.dumps(one).encode() + b"\n\n")
 
 
 def group(engine: SglangEngine, n: int = 3) -> "list[asyncio.Task[Segment]]":
@@ -179,6 +179,29 @@ async def test_an_error_of_the_batch_sends_each_unfinished_request_alone() -> No
     assert [one.was_lost for one in segments] == [False, True, True], "what was generated for them is unknown"
     rids = [*server.bodies[0]["rid"], *(body["rid"] for body in server.bodies[1:])]
     assert len(set(rids)) == 5
+
+
+@pytest.mark.parametrize(
+    "raw", [b"data: {oops\n\n", b"data: [1]\n\n", b'data: {"a":"\xff"}\n\n', b'data: {"a":NaN}\n\n', b"\n"]
+)
+async def test_an_event_that_cannot_be_read_or_is_missing_sends_each_unfinished_request_alone(raw: bytes) -> None:
+    server = Server()
+    server.change = lambda one: {"raw": raw} if one["index"] == 1 else one
+    async with server.up() as engine:
+        segments = await asyncio.gather(*group(engine))
+    others = [99] if raw.startswith(b"data") else answer_to(2)
+    assert [one.output_ids for one in segments] == [answer_to(0), [99], others]
+
+
+async def test_an_id_outside_the_vocabulary_fails_its_request_alone() -> None:
+    server = Server()
+    server.change = lambda one: event(1, [45, 1], "stop") if one["index"] == 1 else one
+    async with server.up() as engine:
+        engine.vocab_size = 45
+        found = await asyncio.gather(*group(engine), return_exceptions=True)
+    assert [one.output_ids for one in found[::2] if isinstance(one, Segment)] == [answer_to(0), answer_to(2)]
+    assert isinstance(found[1], EngineError)
+    assert "not token ids of the model" in str(found[1])
 
 
 @pytest.mark.parametrize(("status", "error"), [(400, EngineRefused), (500, EngineError)])

@@ -247,5 +247,5 @@ def test_an_abort_before_the_first_token_is_an_empty_segment() -> None:
 
 
 def test_an_answer_that_ended_for_an_unknown_reason_is_one_that_was_cut_short() -> None:
-    drawn = read_generated(answer([1, 2], finish_reason={"type": "content_filter"}), "a/0/0/0")
+    drawn = read_generated(answer([1, 2], finish_reason={"type": "content_filter"}), "a/0/0/0", 0)
     assert (drawn.ids, drawn.reason) == ([1, 2], "length")
