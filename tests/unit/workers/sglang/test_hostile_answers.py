@@ -167,3 +167,36 @@ async def test_an_answer_without_end_is_bounded(
         with pytest.raises(EngineError, match=says) as raised:
             await client.generate([1, 2], {"max_new_tokens": 16}, rid="a/0", **heard)
     assert not isinstance(raised.value, EngineDied)
+
+
+class Streamed(Endless):
+    """A server that streams one token, and then the end of the answer."""
+
+    def __init__(self, token: int, logprob: float) -> None:
+        super().__init__("stream")
+        self._token, self._logprob = token, logprob
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for finish in (None, {"type": "stop"}):
+            meta = {"output_token_logprobs": [[self._logprob, self._token, None]], "weight_version": "3"}
+            event = {"output_ids": [self._token], "meta_info": meta | {"completion_tokens": 1, "finish_reason": finish}}
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        return response
+
+
+@pytest.mark.parametrize(("token", "logprob"), [(5, -0.5), (45, -0.5), (5, 50.0)])
+async def test_T6_a_streamed_token_that_its_answer_cannot_have_is_in_no_prefix(token: int, logprob: float) -> None:
+    streamed: list[list[int]] = []
+    async with Streamed(token, logprob).up() as client:
+        client.vocab_size = 45
+        sending = client.generate(
+            [1, 2], {"max_new_tokens": 16}, rid="a/0", on_tokens=lambda _, ids, __: streamed.append(ids)
+        )
+        if (token, logprob) == (5, -0.5):
+            await sending
+        else:
+            with pytest.raises(EngineError):
+                await sending
+    assert streamed == ([[5]] if (token, logprob) == (5, -0.5) else [])
