@@ -129,15 +129,14 @@ def eval_show(
 ) -> None:
     """Show one held-out prompt, and how each version answered it."""
     from penstock.console.read.evals import answers_to
+    from penstock.console.read.rates import prompt_of
 
-    name, slash, line = prompt.rpartition("/")
-    if not slash or not (line.isascii() and line.isdecimal() and len(line) < 19):
-        raise ConfigError(f"invalid prompt {prompt!r}: give DATASET/LINE, such as heldout/3.")
-    rows = answers_to(found.samples, name, int(line))
+    dataset, line = prompt_of(prompt)
+    rows = answers_to(found.samples, dataset, line)
     if not rows:
         found.tell_problems()
         raise ConfigError(
-            f"Run {found.folder.name} has no answer to line {int(line)} of an evaluation on {name!r}; "
+            f"Run {found.folder.name} has no answer to line {line} of an evaluation on {dataset!r}; "
             "`penstock eval ls` lists what was evaluated."
         )
     if answer.as_json:
