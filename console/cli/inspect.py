@@ -62,7 +62,7 @@ def _show_status(target: Target, state: Mapping[str, Any]) -> None:
     say(f"delayed {state['delayed']}, dead {state['dead']}, {ready_line(state)}")
     counters = state["counters"]
     say_lines(
-        passed_line(counters), skipped_line(counters), rollback_line(counters), goodput_line(state),
+        *(counter_line(counters, begin) for begin in _COUNTER_LINES), goodput_line(state),
         state["sync_trouble"], *ledger_lines(state["subs"]),
     )  # fmt: skip
     show_table(LANES, lane_rows(state))
@@ -116,36 +116,29 @@ def ledger_lines(subs: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _counted(counters: Mapping[str, int], kind: str) -> dict[str, int]:
-    """Return the counters ``KIND:NAME`` by name, sorted."""
-    return {name.removeprefix(kind): count for name, count in sorted(counters.items()) if name.startswith(kind)}
-
-
 def _pairs(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def passed_line(counters: Mapping[str, int]) -> str:
-    """Return the number of training data lines that the producers skipped, by dataset; '' if there are none."""
-    words = _pairs(_counted(counters, "passed_lines:"))
-    return f"lines passed over, by dataset: {words}" if words else ""
+#: Prefix of counters -> the line about them.
+_COUNTER_LINES = {
+    "passed_lines:": "lines skipped, by dataset: {}",
+    "skipped_easy:": "prompts skipped by a curriculum as too easy, of all epochs: {} (`penstock data ls`)",
+    "skipped_hard:": "prompts skipped by a curriculum as too hard, of all epochs: {} (`penstock data ls`)",
+    "rolled_back:": "Redis lost acknowledged writes {times} times (failover, power loss), at least: {}",
+}
 
 
-def skipped_line(counters: Mapping[str, int]) -> str:
-    """Return the number of prompts that curricula skipped, by dataset; '' if there are none."""
-    skipped: dict[str, list[str]] = {}
-    for kind in ("easy", "hard"):
-        for dataset, count in _counted(counters, f"skipped_{kind}:").items():
-            skipped.setdefault(dataset, []).append(f"{count} {kind}")
-    words = ", ".join(f"{name} {' and '.join(skipped[name])}" for name in sorted(skipped))
-    return f"prompts skipped by a curriculum, of all epochs: {words} (`penstock data ls`)" if words else ""
+def counter_line(counters: Mapping[str, int], begin: str) -> str:
+    """Return the line about the counters with this prefix, by what follows it; '' if there are none."""
+    found = {name.removeprefix(begin): count for name, count in sorted(counters.items()) if name.startswith(begin)}
+    times = counters.get(begin.rstrip(":"), 0)
+    return _COUNTER_LINES[begin].format(_pairs(found), times=times) if found else ""
 
 
 def rollback_line(counters: Mapping[str, int]) -> str:
     """Return what Redis lost after it had acknowledged it, as far as known; '' if it lost nothing."""
-    words = _pairs(_counted(counters, "rolled_back:"))
-    times = counters.get("rolled_back", 0)
-    return f"Redis lost acknowledged writes {times} times (failover, power loss), at least: {words}" if words else ""
+    return counter_line(counters, "rolled_back:")
 
 
 def top(

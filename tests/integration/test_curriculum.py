@@ -437,11 +437,12 @@ def test_data_ls_and_show_tell_what_prompts_came_to(
     assert words == f"dataset: d\nline: {CHUNK + 2}\nstate: sometimes right\nmean: 0.250\nshares: 0.5, 0\n"
     assert json.loads(said(redis_server, keys, capsys, "data", "show", f"d/{CHUNK}", "--json"))["shares"] == [1.0, 1.0]
     status = said(redis_server, keys, capsys, "status")
-    assert "prompts skipped by a curriculum, of all epochs: d 7 easy, e 2 hard (`penstock data ls`)" in status
+    assert "prompts skipped by a curriculum as too easy, of all epochs: d 7 (`penstock data ls`)" in status
+    assert "prompts skipped by a curriculum as too hard, of all epochs: e 2 (`penstock data ls`)" in status
     for prompt, why in (
         (f"d/{CHUNK + 9}", "Nothing was counted of prompt"),
         ("d", "invalid prompt 'd'"),
-        ("d/x", "names"),
+        ("d/x", "invalid prompt 'd/x'"),
     ):
         assert execute(["data", "show", prompt, "--run", keys.run, "--redis", redis_server.url]) == 2
         assert why in capsys.readouterr().err
