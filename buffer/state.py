@@ -387,7 +387,7 @@ class State:
         aged = [(group.n, group.generated) for group in groups] if reason in AGED else []
         staleness = [sub.staleness(group, self.clock) for group in groups]
         run(self._client, scripts.dispose(self._keys, self._lead, sub.name, reason, jobs, aged, staleness))
-        log.info("%s: %d groups dropped as %s", sub.name, len(groups), reason)
+        log.info("%s: disposed of %d groups (%s)", sub.name, len(groups), reason)
         sub.position.dropped[reason] = sub.position.dropped.get(reason, 0) + len(groups)
         sub.position.aged_samples += sum(samples for samples, _ in aged)
         sub.position.aged_tokens += sum(tokens for _, tokens in aged)

@@ -1,4 +1,4 @@
-"""Section ``agents``: episodes that agents outside the workers run over HTTP."""
+"""Section ``agents``: episodes run over HTTP by agents outside the workers."""
 
 from typing import Annotated, Self
 
@@ -30,10 +30,10 @@ class AgentsConfig(TlsConfig):
     reasoning_parser: str | None = None
 
     @model_validator(mode="after")
-    def _tokens_are_tokens(self) -> Self:
+    def _check_tokens(self) -> Self:
         bad = sorted(name for name, token in self.clients.items() if token != MASK and not is_token(token))
         if bad:
-            # They are secret: they are not repeated.
+            # Tokens are secret: the error does not repeat them.
             raise ValueError(
                 f"the tokens of {', '.join(bad)} in agents.clients are invalid: give 16 to 256 printable characters of "
                 "ASCII, without blanks"

@@ -31,7 +31,7 @@ class FilterConfig(Section):
     keep_when_few: bool = False
 
     @model_validator(mode="after")
-    def _something_is_rejected(self) -> Self:
+    def _check_filters(self) -> Self:
         if self.keep_when_few and not self.functions:
             raise ValueError(
                 "keep_when_few holds back what filters reject, and functions names none: name one, or remove it"

@@ -18,7 +18,7 @@ MAX_PLACES = 100_000
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """Convert ``[0.7, 0.3]`` to ``[7, 3]``: exact, as the numbers are written.
+    """Convert weights to the smallest integer ratio, such as ``[0.7, 0.3]`` to ``[7, 3]``, exact in decimal notation.
 
     Raises:
         ValueError: their sum is more than ``MAX_PLACES``.
@@ -29,8 +29,8 @@ def shares_of(weights: Sequence[float]) -> list[int]:
     shares = [one // gcd(*shares) for one in shares]
     if sum(shares) > MAX_PLACES:
         raise ValueError(
-            f"the weights {', '.join(f'{one:g}' for one in weights)} come out even after {sum(shares)} prompts only, "
-            f"and may after {MAX_PLACES}: write rounder ones, such as 2 and 1 for two thirds and one"
+            f"the weights {', '.join(f'{one:g}' for one in weights)} need a round of {sum(shares)} prompts, "
+            f"but at most {MAX_PLACES} are allowed: use rounder weights, such as 2 and 1 for two thirds and one"
         )
     return shares
 
@@ -58,7 +58,7 @@ class CurriculumConfig(Section):
     right_from: float = RIGHT_FROM
 
     @model_validator(mode="after")
-    def _leaves_a_middle(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.skip_above is not None and self.skip_below is not None and self.skip_below >= self.skip_above:
             raise ValueError(
                 f"skip_below ({self.skip_below:g}) and skip_above ({self.skip_above:g}) skip every prompt: lower "
@@ -140,40 +140,50 @@ class DatasetConfig(Section):
 
     @field_validator("path")
     @classmethod
-    def _slice_holds_lines(cls, path: str) -> str:
+    def _check_path(cls, path: str) -> str:
         parse_path(path)
         name = code_name(path)
         if name is not None and not all(name.partition(":")):
-            raise ValueError(f"{path!r} names no class: write python:module:Class")
+            raise ValueError(f"{path!r} does not name a class: write python:module:Class")
         if hub_name(path) == "":
-            raise ValueError(f"{path!r} names no folder: write hf:FOLDER, or hf:NAME")
+            raise ValueError(f"{path!r} does not name a folder: write hf:FOLDER, or hf:NAME")
         return path
 
     @model_validator(mode="after")
-    def _source_takes_them(self) -> Self:
+    def _check_source_keys(self) -> Self:
         if self.split is not None and hub_name(self.path) is None:
-            raise ValueError("split is of what Hugging Face datasets reads (path hf:FOLDER_OR_NAME): remove it")
+            raise ValueError(
+                "split requires a Hugging Face dataset (path hf:FOLDER_OR_NAME): remove split, or change path"
+            )
         if self.streaming and hub_name(self.path) is None:
-            raise ValueError("streaming is of what Hugging Face datasets reads (path hf:FOLDER_OR_NAME): remove it")
+            raise ValueError(
+                "streaming requires a Hugging Face dataset (path hf:FOLDER_OR_NAME): remove streaming, or change path"
+            )
         if self.source_args and code_name(self.path) is None:
-            raise ValueError("source_args are handed to a class of one's own (path python:module:Class): remove them")
+            raise ValueError(
+                "source_args requires a class (path python:module:Class): remove source_args, or change path"
+            )
         return self
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _template_is_handed_the_rest(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _check_template_kwargs(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
         if ours := sorted({"conversation", "tools", "tokenize", "return_dict", "return_tensors"} & kwargs.keys()):
-            raise ValueError(f"{', '.join(ours)} is given by penstock itself: remove it (tools come by tools_key)")
+            raise ValueError(
+                f"penstock sets {', '.join(ours)} itself: remove it from chat_template_kwargs (for tools set tools_key)"
+            )
         return kwargs
 
     @model_validator(mode="after")
-    def _category_is_of_the_metadata(self) -> Self:
+    def _check_category(self) -> Self:
         if self.category_key is not None and self.metadata_key is None:
-            raise ValueError("category_key is an entry of the metadata: name their column by metadata_key")
+            raise ValueError(
+                "category_key names an entry of the metadata: set metadata_key to the column of the metadata"
+            )
         return self
 
     @model_validator(mode="after")
-    def _template_is_applied(self) -> Self:
+    def _check_template(self) -> Self:
         of_it = ("system_prompt", "chat_template_kwargs", "tools_key", "image_key", "image_folder")
         given = [key for key in of_it if getattr(self, key)]
         if given and not self.apply_chat_template:
@@ -181,7 +191,7 @@ class DatasetConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _long_is_known(self) -> Self:
+    def _check_long_prompts(self) -> Self:
         if self.on_long_prompt == "skip" and self.max_prompt_tokens is None:
             raise ValueError(
                 "on_long_prompt skip goes by max_prompt_tokens, and that is not set: set it, or remove on_long_prompt"
@@ -189,9 +199,11 @@ class DatasetConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _curriculum_has_sampled_answers(self) -> Self:
+    def _check_curriculum(self) -> Self:
         if self.curriculum is not None and self.answer_key is not None:
-            raise ValueError("curriculum goes by answers that the policy draws, and answer_key gives them: remove one")
+            raise ValueError(
+                "curriculum requires answers that the policy generates, but answer_key provides them: remove one"
+            )
         return self
 
 
@@ -212,21 +224,21 @@ class DataConfig(Section):
     eval_pinned: bool = False
 
     @model_validator(mode="after")
-    def _categories_are_of_held_out_prompts(self) -> Self:
+    def _check_categories(self) -> Self:
         if named := [one.name for one in self.train if one.category_key is not None]:
-            raise ValueError(f"dataset {named[0]!r} is trained on, where a category_key means nothing: remove it")
+            raise ValueError(f"category_key of training dataset {named[0]!r} has no effect: remove it")
         return self
 
     @model_validator(mode="after")
-    def _curricula_are_of_training_prompts(self) -> Self:
+    def _check_curricula(self) -> Self:
         if named := [one.name for one in self.eval if one.curriculum is not None]:
-            raise ValueError(f"dataset {named[0]!r} is held out, and all of it is asked: remove its curriculum")
+            raise ValueError(f"held-out dataset {named[0]!r} is always evaluated completely: remove its curriculum")
         return self
 
     @model_validator(mode="after")
-    def _streams_are_trained_on(self) -> Self:
+    def _check_streams(self) -> Self:
         if held := [one.name for one in self.eval if one.streaming]:
-            raise ValueError(f"dataset {held[0]!r} is held out, and all of it is read: remove its streaming")
+            raise ValueError(f"held-out dataset {held[0]!r} is always read completely: remove its streaming")
         streams = [one.name for one in self.train if one.streaming]
         if streams and len(self.train) > 1 and any(one.weight is None for one in self.train):
             raise ValueError(
@@ -241,21 +253,21 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _weights_are_shares(self) -> Self:
+    def _check_weights(self) -> Self:
         if held := [one.name for one in self.eval if one.weight is not None]:
-            raise ValueError(f"dataset {held[0]!r} is held out, where a weight means nothing: remove its weight")
+            raise ValueError(f"weight of held-out dataset {held[0]!r} has no effect: remove it")
         weights = [one.weight for one in self.train if one.weight is not None]
         if weights and len(weights) < len(self.train):
             without = next(one.name for one in self.train if one.weight is None)
-            raise ValueError(f"dataset {without!r} has no weight, and others have: give it one, or remove all")
+            raise ValueError(f"dataset {without!r} has no weight, but others do: set its weight, or remove all weights")
         if weights:
             shares_of(weights)
         return self
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    def _check_names(self) -> Self:
         names = [dataset.name for dataset in (*self.train, *self.eval)]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two datasets are named {name!r}, and job ids need names that differ: rename one")
+                raise ValueError(f"two datasets are named {name!r}, but job ids require unique names: rename one")
         return self

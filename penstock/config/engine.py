@@ -21,9 +21,9 @@ PRESET_ARGS: dict[str, dict[str, Any]] = {
         "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch", "grammar-backend": "none",
         "disable-cuda-graph": True, "disable-overlap-schedule": True, "max-total-tokens": 20000,
         "mem-fraction-static": 0.3,
-        # Cached keys and values would be reused under new weights.
+        # Keys and values cached under old weights would be reused under new ones.
         "disable-radix-cache": True,
-        # An idle scheduler would use a core.
+        # Otherwise an idle scheduler occupies a core.
         "sleep-on-idle": True,
     },
     "cuda": {"disable-radix-cache": True},
@@ -34,19 +34,19 @@ _DEVICES = Path("/dev")
 
 
 def engine_folders() -> list[Path]:
-    """Return where the environment of SGLang may be, by preference; the last one is where it is installed."""
+    """Return the folders in which SGLang's environment may be, preferred first; the last one is used to install it."""
     data = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"))
     return [Path(".engine").absolute(), Path(sys.prefix).parent / ".engine", data / "penstock" / "engine"]
 
 
 def default_python() -> str:
-    """Return the interpreter of the first environment of SGLang that exists, else where it would be installed."""
+    """Return the interpreter of the first existing SGLang environment, else that of the one to install."""
     found = [folder / "bin" / "python" for folder in engine_folders()]
     return str(next((python for python in found if python.exists()), found[-1]))
 
 
 def preset_of_machine() -> Literal["cpu", "cuda"]:
-    """Return "cuda" if an NVIDIA GPU is visible to this process."""
+    """Return "cuda" if an NVIDIA GPU is visible to this process, else "cpu"."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in ("", "-1")
     return "cuda" if visible and any(_DEVICES.glob("nvidia[0-9]*")) else "cpu"
 
@@ -114,22 +114,22 @@ class EngineConfig(Section):
         return PRESET_ENV.get(self.preset or "", {}) | self.env
 
     @model_validator(mode="after")
-    def _one_logprob_kind(self) -> Self:
+    def _check_logprob_kind(self) -> Self:
         given = self.env.get(ORIGINAL_LOGPROB)
         if given is None or given == MASK:  # a saved file holds logprob_kind beside it
             return self
         if given.lower() not in _IS_ORIGINAL:
-            raise ValueError(f"env.{ORIGINAL_LOGPROB} is neither: write 1 or 0, or set logprob_kind instead")
+            raise ValueError(f"env.{ORIGINAL_LOGPROB} is neither 1 nor 0: correct it, or set logprob_kind instead")
         kind = "original" if _IS_ORIGINAL[given.lower()] else "scaled"
         if self.logprob_kind not in (None, kind):
             raise ValueError(
-                f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} says {kind}: remove the variable"
+                f"logprob_kind is {self.logprob_kind}, but env.{ORIGINAL_LOGPROB} means {kind}: remove the variable"
             )
         self._follow(logprob_kind=kind)
         return self
 
     @model_validator(mode="after")
-    def _router_has_its_engines(self) -> Self:
+    def _check_router(self) -> Self:
         given = [name for name in ("url", "preset", "args", "env", "port") if getattr(self, name)]
         if self.router is not None and given:
             raise ValueError(
@@ -139,11 +139,11 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _external_is_not_ours_to_start(self) -> Self:
+    def _check_external(self) -> Self:
         if self.url is None:
             return self
         if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url {self.url!r} is not the address of a server; write http://HOST:PORT")
+            raise ValueError(f"url {self.url!r} is not the address of a server: write http://HOST:PORT")
         given = [name for name in ("preset", "args", "env") if getattr(self, name)]
         if given:
             raise ValueError(

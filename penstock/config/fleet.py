@@ -12,7 +12,7 @@ Port = Annotated[int, Field(gt=0, le=65535)]
 
 
 def _checked_url(url: str) -> str:
-    """Return the address of an engine without a slash at its end; raise ValueError if it is invalid."""
+    """Return the address of an engine without a trailing slash; raise ValueError if it is invalid."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT")
     if "@" in url:
@@ -34,10 +34,10 @@ class MemberConfig(Section):
     bootstrap_port: Port | None = None
 
     @model_validator(mode="after")
-    def _bootstrap_is_of_prefill(self) -> Self:
+    def _check_bootstrap_port(self) -> Self:
         if (self.bootstrap_port is not None) != (self.worker_type == "prefill"):
             raise ValueError(
-                f"{self.url}: bootstrap_port is for engines of worker_type prefill, and each of them needs one"
+                f"{self.url}: bootstrap_port is required for worker_type prefill, and only for it: add or remove it"
             )
         return self
 
@@ -61,7 +61,7 @@ class RouterConfig(RouterOptions):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
 
     @model_validator(mode="after")
-    def _modes_are_whole(self) -> Self:
+    def _check_engines(self) -> Self:
         urls = [engine.url for engine in self.engines]
         if twice := next((url for url in urls if urls.count(url) > 1), None):
             raise ValueError(f"engines names {twice} twice: name each engine once")
@@ -101,35 +101,39 @@ class GroupConfig(Section):
 
     @field_validator("env")
     @classmethod
-    def _env_leaves_the_kind_of_logprobs(cls, env: dict[str, str]) -> dict[str, str]:
+    def _check_env(cls, env: dict[str, str]) -> dict[str, str]:
         if ORIGINAL_LOGPROB in env:
-            raise ValueError("the kind of logprobs is one for all engines: set engine.logprob_kind instead")
+            raise ValueError("all engines must report the same kind of logprobs: set engine.logprob_kind instead")
         return env
 
     @property
     def per_engine(self) -> int:
-        """GPUs of one engine."""
+        """Return the number of GPUs of one engine."""
         return self.num_gpus_per_engine if self.num_gpus_per_engine is not None else min(1, self.num_gpus)
 
     @property
     def count(self) -> int:
-        """Engines to start."""
+        """Return the number of engines to start."""
         return self.num_gpus // self.per_engine if self.per_engine else (self.num_engines or 0)
 
     @model_validator(mode="after")
-    def _numbers_agree(self) -> Self:
+    def _check_numbers(self) -> Self:
         if self.urls:
-            return self._external()
+            return self._check_external()
         if self.num_gpus == 0:
             if self.worker_type == "placeholder":
                 raise ValueError("a placeholder occupies GPUs: set num_gpus")
             if self.num_gpus_per_engine or self.gpus:
-                raise ValueError("num_gpus is 0, so num_gpus_per_engine and gpus have nothing to divide: set num_gpus")
+                raise ValueError("num_gpus is 0, but num_gpus_per_engine or gpus is set: set num_gpus")
             if self.num_engines is None:
-                raise ValueError("set num_gpus, or num_engines for engines without GPUs, or urls for running ones")
+                raise ValueError(
+                    "the group has no engines: set num_gpus, num_engines (for engines without GPUs) or urls"
+                )
             return self
         if self.num_engines is not None:
-            raise ValueError("num_engines is for engines without GPUs: set num_gpus and num_gpus_per_engine alone")
+            raise ValueError(
+                "num_engines is for engines without GPUs: remove it, and set num_gpus and num_gpus_per_engine"
+            )
         if self.per_engine == 0 or self.num_gpus % self.per_engine:
             raise ValueError(
                 f"num_gpus {self.num_gpus} cannot be divided into engines of {self.per_engine} GPUs: "
@@ -137,11 +141,11 @@ class GroupConfig(Section):
             )
         if self.gpus is not None and (len(self.gpus) != self.num_gpus or len(set(self.gpus)) != len(self.gpus)):
             raise ValueError(
-                f"gpus names {self.gpus}, and num_gpus is {self.num_gpus}: name each GPU of the group once"
+                f"gpus lists {self.gpus}, but num_gpus is {self.num_gpus}: list each GPU of the group once"
             )
         return self
 
-    def _external(self) -> Self:
+    def _check_external(self) -> Self:
         given = [
             name
             for name in ("num_gpus", "num_gpus_per_engine", "num_engines", "gpus", "host", "overrides", "env")
@@ -152,7 +156,7 @@ class GroupConfig(Section):
                 f"urls names servers that run already, so {', '.join(given)} would change nothing: remove it"
             )
         if self.worker_type != "regular":
-            raise ValueError(f"urls takes regular engines; start {self.worker_type} engines with the fleet")
+            raise ValueError(f"urls supports regular engines only: let the fleet start {self.worker_type} engines")
         return self
 
 
@@ -172,22 +176,26 @@ class ModelGroups(Section):
     server_groups: Annotated[list[GroupConfig], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _groups_fit(self) -> Self:
+    def _check_groups(self) -> Self:
         kinds = [group.worker_type for group in self.server_groups]
         if ("prefill" in kinds) != ("decode" in kinds):
             there, missing = ("prefill", "decode") if "prefill" in kinds else ("decode", "prefill")
-            raise ValueError(f"model {self.name} has {there} engines and no {missing}: add a group of them")
+            raise ValueError(f"model {self.name} has {there} engines but no {missing} engines: add a group of them")
         if "prefill" in kinds and "regular" in kinds:
-            raise ValueError(f"model {self.name} mixes regular with prefill and decode engines: make two models of it")
+            raise ValueError(
+                f"model {self.name} mixes regular with prefill and decode engines: split it into two models"
+            )
         if "encoder" in kinds and not {"prefill", "regular"} & set(kinds):
-            raise ValueError(f"model {self.name} has encoders and nothing that they encode for: add prefill and decode")
+            raise ValueError(
+                f"model {self.name} has encoders but no engines that use them: add prefill and decode engines"
+            )
         names = [name for name in (group.name for group in self.server_groups) if name]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"model {self.name} has two groups {twice}: give them different names")
         return self
 
     def groups(self) -> list[tuple[str, GroupConfig]]:
-        """Return the groups with their names, in their order."""
+        """Return (name, group) of each group in order."""
         return [(one.name or f"{one.worker_type}-{index}", one) for index, one in enumerate(self.server_groups)]
 
 
@@ -212,7 +220,7 @@ class AutoscaleConfig(Section):
     down_after_s: Seconds = 600.0
 
     @model_validator(mode="after")
-    def _range_is_one(self) -> Self:
+    def _check_range(self) -> Self:
         if self.min_workers > self.max_workers:
             raise ValueError(f"min_workers {self.min_workers} is more than max_workers {self.max_workers}: swap them")
         return self
@@ -236,13 +244,13 @@ class FleetConfig(Section):
 
     @field_validator("ports")
     @classmethod
-    def _ports_are_a_range(cls, ports: tuple[int, int]) -> tuple[int, int]:
+    def _check_ports(cls, ports: tuple[int, int]) -> tuple[int, int]:
         if ports[0] > ports[1]:
-            raise ValueError(f"{list(ports)} is not a range: write [FIRST, LAST]")
+            raise ValueError(f"ports {list(ports)} is not a range: write [FIRST, LAST]")
         return ports
 
     @model_validator(mode="after")
-    def _named_once(self) -> Self:
+    def _check_unique(self) -> Self:
         for kind, names in (("model", [m.name for m in self.models]), ("node", [n.host for n in self.nodes])):
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{kind} {twice} is listed twice: list each once")

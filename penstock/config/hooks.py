@@ -40,7 +40,7 @@ def _named(
         if not colon and all(part.isidentifier() for part in name.split(".")) and "." in name:
             near = [":".join(name.rsplit(".", 1))]
         remedy = f"did you mean {near[0]}?" if near else f"use {', '.join((*own, like))}"
-        raise ValueError(f"there is no {kind} {name!r}: {remedy}")
+        raise ValueError(f"unknown {kind} {name!r}: {remedy}")
 
     return check
 
@@ -94,5 +94,5 @@ class HooksConfig(Section):
 
     @property
     def maker(self) -> str | None:
-        """The hook that makes samples of training instead of turns of the engine; None: none does."""
+        """Return the hook that generates training samples instead of the worker; None if there is none."""
         return next((key for key in ("generate", "rollout") if getattr(self, key) is not None), None)

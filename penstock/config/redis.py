@@ -11,7 +11,7 @@ from penstock.text import MASK
 
 
 def check_url(url: str) -> str:
-    """Return ``url`` if it may be the address of a Redis; else raise ValueError that says what to write."""
+    """Return ``url`` if it may be the address of a Redis, else raise ValueError."""
     if f":{MASK}@" in url or f"password={MASK}" in url.lower():
         raise ValueError(
             "has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL, or null for the run's own "
@@ -20,7 +20,7 @@ def check_url(url: str) -> str:
     if sentinel.is_sentinel(url):
         sentinel.parse(url)
     elif not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("is not the address of a Redis; write redis://[:PASSWORD@]HOST:PORT/DB")
+        raise ValueError("is not the address of a Redis: write redis://[:PASSWORD@]HOST:PORT/DB")
     return url
 
 
@@ -30,7 +30,7 @@ RedisUrl = Annotated[str, AfterValidator(check_url)]
 def _port_of(url: str) -> int | None:
     try:
         return urlsplit(url).port
-    except ValueError:  # several addresses, of sentinels
+    except ValueError:  # several addresses of sentinels
         return None
 
 
@@ -56,10 +56,10 @@ class RedisConfig(Section):
     payload_patience_s: Annotated[float, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
-    def _one_redis(self) -> Self:
-        # One file may configure both the server and processes that connect to it.
+    def _check_port(self) -> Self:
+        # A url with the same port is allowed: one file may configure the server and its clients.
         if self.url is not None and self.port not in (0, _port_of(self.url)):
             raise ValueError(
-                f"port {self.port} is for a server of our own, and url names another one: remove one of them"
+                f"port {self.port} is for a server that penstock starts, but url names another one: remove port or url"
             )
         return self

@@ -12,7 +12,7 @@ from penstock.config.serving import can_be_posted_to
 
 def _absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path:
-        raise ValueError(f"it should be an absolute path, not {path!r}")
+        raise ValueError(f"{path!r} is not absolute: use an absolute path")
     return path
 
 
@@ -34,12 +34,12 @@ class JailConfig(Section):
     readable: list[Annotated[str, AfterValidator(_absolute)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _url_is_of_its_kind(self) -> Self:
+    def _check_url(self) -> Self:
         if (self.kind == "sandbox") != (self.url is not None):
             raise ValueError("kind sandbox and url belong together: set both, or neither")
         if self.url is not None and not can_be_posted_to(self.url):
             # It may hold a secret: it is not repeated.
-            raise ValueError("url is no address that can be posted to: give http://HOST:PORT or https://HOST:PORT")
+            raise ValueError("url is not an HTTP address: use http://HOST:PORT or https://HOST:PORT")
         return self
 
 
@@ -73,9 +73,11 @@ class PoolConfig(Section):
     memory_bytes: Positive | None = None
 
     @model_validator(mode="after")
-    def _is_of_its_kind(self) -> Self:
+    def _check_kind(self) -> Self:
         if self.memory_bytes is not None and self.kind != "rq":
-            raise ValueError(f"memory_bytes is of kind rq, and kind is {self.kind}: set it, or remove memory_bytes")
+            raise ValueError(
+                f"memory_bytes requires kind rq, but kind is {self.kind}: set kind to rq, or remove memory_bytes"
+            )
         return self
 
 
@@ -94,10 +96,10 @@ class RemoteConfig(Section):
 
     @field_validator("url")
     @classmethod
-    def _url_can_be_posted_to(cls, url: str | None) -> str | None:
+    def _check_url(cls, url: str | None) -> str | None:
         if url is not None and not can_be_posted_to(url):
             # It may hold a secret: it is not repeated.
-            raise ValueError("this is no address that can be posted to: give http://HOST/PATH or https://HOST/PATH")
+            raise ValueError("the value is not an HTTP address: use http://HOST/PATH or https://HOST/PATH")
         return url
 
 
@@ -141,7 +143,7 @@ class OverlongConfig(Section):
     factor: Annotated[float, Field(gt=0)] = 1.0
 
     @model_validator(mode="after")
-    def _something_is_lost(self) -> Self:
+    def _check_penalty(self) -> Self:
         fields = type(self).model_fields
         given = [name for name in ("buffer_tokens", "factor") if getattr(self, name) != fields[name].default]
         if given and self.max_tokens is None:
@@ -152,7 +154,7 @@ class OverlongConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _buffer_is_within(self) -> Self:
+    def _check_buffer(self) -> Self:
         if self.max_tokens is not None and self.buffer_tokens > self.max_tokens:
             raise ValueError(
                 f"buffer_tokens {self.buffer_tokens} is more than max_tokens {self.max_tokens}: an empty answer would "
@@ -201,41 +203,43 @@ class RewardConfig(Section):
     pool: PoolConfig = PoolConfig()
 
     @model_validator(mode="after")
-    def _parts_stand_alone(self) -> Self:
+    def _check_parts(self) -> Self:
         if self.parts and not self.is_default("function"):
-            raise ValueError(f"parts take the place of function {self.function}: name it among them, or remove one")
+            raise ValueError(f"parts replace function {self.function}: add it to parts, or remove one of the two")
         return self
 
     @model_validator(mode="after")
-    def _own_process_is_used(self) -> Self:
+    def _check_own_process(self) -> Self:
         if self.own_process and self.pool.kind == "rq":
-            raise ValueError("own_process: true has no effect with pool.kind rq, which runs rewards apart: remove one")
+            raise ValueError(
+                "own_process: true has no effect with pool.kind rq, which uses the pool's processes: remove one"
+            )
         return self
 
     @model_validator(mode="after")
-    def _remote_has_an_address(self) -> Self:
+    def _check_remote(self) -> Self:
         if self.remote.url is None and any(name.removeprefix(BOXED) == REMOTE for name in self.names):
-            raise ValueError(f"{REMOTE} needs remote.url: the address of the service that scores")
+            raise ValueError(f"reward {REMOTE} requires remote.url: set it to the address of the scoring service")
         return self
 
     @field_validator("judges")
     @classmethod
-    def _judges_are_named_once(cls, judges: list[JudgeConfig]) -> list[JudgeConfig]:
+    def _check_judges(cls, judges: list[JudgeConfig]) -> list[JudgeConfig]:
         names = [one.name for one in judges]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"judge {twice} is listed twice: list each once")
         return judges
 
     @model_validator(mode="after")
-    def _code_ends_in_time(self) -> Self:
+    def _check_code_timeout(self) -> Self:
         if any(name.removeprefix(BOXED) == CODE for name in self.names) and self.code.total_s >= self.timeout_s:
             raise ValueError(
                 f"code.total_s {self.code.total_s:g} is not below timeout_s {self.timeout_s:g}: a slow answer would "
-                "fail as reward_timeout in place of being worth less; raise timeout_s"
+                "fail with reward_timeout instead of a lower reward; raise timeout_s"
             )
         return self
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The rewards of a sample whose job names none."""
+        """Return the names of the rewards of samples whose jobs name none."""
         return tuple(self.parts) or (self.function,)

@@ -50,12 +50,12 @@ class RolloutConfig(Section):
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"min_group"})
 
     def scoring_models(self) -> dict[str, ScoringModelConfig]:
-        """Return the frozen models that score every sample of training, by their key here."""
+        """Return key of this section -> frozen model that scores every training sample."""
         found = {"teacher": self.teacher, "reference": self.reference}
         return {key: model for key, model in found.items() if model is not None}
 
     @model_validator(mode="after")
-    def _prefixes_have_their_routing(self) -> Self:
+    def _check_lease_tokens(self) -> Self:
         if self.lease_tokens is not None and ROUTED_EXPERTS in self.sides:
             raise ValueError(
                 f"lease_tokens hands prefixes on, and the {ROUTED_EXPERTS} of sides do not go with them: remove one of "
@@ -64,15 +64,14 @@ class RolloutConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _groups_time_out(self) -> Self:
+    def _check_group_timeout(self) -> Self:
         if self.on_group_timeout != "wait" and self.group_timeout_s is None:
             raise ValueError(
-                f"on_group_timeout {self.on_group_timeout} needs to know how long is too long: set group_timeout_s, or "
-                "remove it"
+                f"on_group_timeout {self.on_group_timeout} requires a time limit: set group_timeout_s, or remove it"
             )
         if not self.is_default("min_group") and self.on_group_timeout != "train":
             raise ValueError(
-                f"min_group {self.min_group} is of groups that are trained without the rest, and on_group_timeout is "
-                f"{self.on_group_timeout}: set that to train, or remove min_group"
+                f"min_group {self.min_group} requires on_group_timeout: train, but on_group_timeout is "
+                f"{self.on_group_timeout}: set it to train, or remove min_group"
             )
         return self

@@ -61,9 +61,9 @@ class ModelConfig(Section):
 
     @field_validator("dtype")
     @classmethod
-    def _dtype_is_known(cls, dtype: str) -> str:
+    def _check_dtype(cls, dtype: str) -> str:
         if dtype not in _DTYPES:
-            raise ValueError(f"{dtype!r} is not a dtype of weights: write {', '.join(_DTYPES)}")
+            raise ValueError(f"{dtype!r} is not a dtype of weights: use {', '.join(_DTYPES)}")
         return dtype
 
 
@@ -86,9 +86,11 @@ class DebugConfig(Section):
     rollout_only: bool = False
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _check_modes(self) -> Self:
         if self.load_batches is not None and (self.rollout_only or self.save_batches is not None):
-            raise ValueError("load_batches trains a recording, so nothing is rolled out or recorded: remove the others")
+            raise ValueError(
+                "load_batches trains recorded batches without rollouts or recording: remove the other keys"
+            )
         return self
 
 
@@ -128,7 +130,7 @@ class Config(Section):
     notify: NotifyConfig = NotifyConfig()
 
     @model_validator(mode="after")
-    def _engine_suits_the_machine(self) -> Self:
+    def _set_engine_preset(self) -> Self:
         engine = self.engine
         if not (engine.preset or engine.url or engine.router or self.fleet.models or "device" in engine.args):
             engine = engine.model_copy()
@@ -137,192 +139,193 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _rollouts_can_be_had(self) -> Self:
+    def _check_rollouts(self) -> Self:
         rollout = self.rollout
         most_n = max(dataset.n or rollout.n for dataset in self.data.train)
         is_asked = rollout.on_group_timeout == "train" and "min_group" in rollout.model_fields_set
         if is_asked and rollout.min_group > most_n:
             raise ValueError(
-                f"rollout.min_group is {rollout.min_group}, and a group has at most {most_n} samples (rollout.n): "
+                f"rollout.min_group is {rollout.min_group}, but a group has at most {most_n} samples (rollout.n): "
                 "lower min_group or raise n"
             )
         asked = rollout.sampling.get("max_new_tokens") or 0
         if rollout.max_context_tokens < asked:
             raise ValueError(
-                f"rollout.max_context_tokens is {rollout.max_context_tokens}, and rollout.sampling.max_new_tokens "
-                f"alone {asked}: raise the first, which bounds prompt and answer together, or lower the second"
+                f"rollout.max_context_tokens is {rollout.max_context_tokens}, but rollout.sampling.max_new_tokens "
+                f"alone {asked}: raise max_context_tokens, which bounds prompt and answer, or lower max_new_tokens"
             )
         if self.trainer.stop_at_accuracy is not None and not self.data.eval:
             raise ValueError(
-                "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or remove it"
+                "trainer.stop_at_accuracy requires an evaluation set, but data.eval is empty: add a dataset, or remove "
+                "trainer.stop_at_accuracy"
             )
         for key, does in (("eval", "makes samples of"), ("eval_log", "is called after")):
             if getattr(self.hooks, key) is not None and not self.data.eval:
                 raise ValueError(
-                    f"hooks.{key} {does} evaluations, and data.eval names no file: name one, or remove the hook"
+                    f"hooks.{key} {does} evaluations, but data.eval is empty: add a dataset, or remove the hook"
                 )
         return self
 
     @model_validator(mode="after")
-    def _prefixes_are_kept(self) -> Self:
+    def _check_checkpoint_tokens(self) -> Self:
         given = [] if self.worker.checkpoint_tokens is None else ["worker.checkpoint_tokens"]
         if given and ROUTED_EXPERTS in self.rollout.sides:
             raise ValueError(
-                f"worker.checkpoint_tokens keeps prefixes, and the {ROUTED_EXPERTS} of rollout.sides do not go with "
-                f"them, so none is kept: remove it, or {ROUTED_EXPERTS}"
+                f"worker.checkpoint_tokens has no effect with {ROUTED_EXPERTS} in rollout.sides, which prefixes cannot "
+                f"include: remove checkpoint_tokens, or {ROUTED_EXPERTS}"
             )
         if not self.rollout.is_default("lease_tokens"):
             given.append("rollout.lease_tokens")
         if given and (maker := self.hooks.maker) is not None:
             are, them = ("are", "them") if given[1:] else ("is", "it")
             raise ValueError(
-                f"{' and '.join(given)} {are} of what the engine draws by itself, and hooks.{maker} makes the samples: "
+                f"{' and '.join(given)} {are} for samples that the worker generates, but hooks.{maker} generates them: "
                 f"remove {them}"
             )
         return self
 
     @model_validator(mode="after")
-    def _judges_have_addresses(self) -> Self:
+    def _check_judges(self) -> Self:
         frozen = {one.name for one in self.fleet.models} - {self.model.name}
         for judge in self.reward.judges:
             if judge.url is None and judge.name not in frozen:
                 raise ValueError(
                     f"judge {judge.name!r} (reward.judges) has no url, and fleet.models has no frozen model of this "
-                    "name: give it a url, or add the model"
+                    "name: set its url, or add the model"
                 )
         return self
 
     @model_validator(mode="after")
-    def _scoring_models_exist(self) -> Self:
+    def _check_scoring_models(self) -> Self:
         frozen = {one.name: one for one in self.fleet.models if one.name != self.model.name}
         for key, model in self.rollout.scoring_models().items():
             if model.url is None and model.name not in frozen:
                 raise ValueError(
-                    f"rollout.{key} {model.name!r} has no url, and fleet.models has no frozen model of this name: give "
-                    "it a url, or add the model"
+                    f"rollout.{key} {model.name!r} has no url, and fleet.models has no frozen model of this name: set "
+                    "its url, or add the model"
                 )
             if model.path is None and (model.name not in frozen or frozen[model.name].model_path is None):
                 raise ValueError(
                     f"rollout.{key} {model.name!r} has no path, so its tokenizer cannot be compared with the policy's: "
-                    "name its folder"
+                    "set path to its folder"
                 )
         if self.trainer.distill is not None and self.rollout.teacher is None:
             raise ValueError(
-                "trainer.distill learns from a teacher, and rollout.teacher names none: name one, or remove it"
+                "trainer.distill requires a teacher, but rollout.teacher is not set: set it, or remove trainer.distill"
             )
         return self
 
     @model_validator(mode="after")
-    def _rewards_are_learned_from(self) -> Self:
+    def _check_rewards_are_used(self) -> Self:
         alone = self.trainer.alone
         if not alone:
             return self
         if self.hooks.rewards is not None:
             raise ValueError(
-                f"hooks.rewards makes advantages of rewards, and trainer.{alone} alone learns from none of them: "
+                f"hooks.rewards computes advantages from rewards, but trainer.{alone} alone ignores rewards: "
                 f"remove the hook, or set trainer.{alone}.with_rewards"
             )
         if "nonzero_std" in self.trainer.filter.functions:
             raise ValueError(
-                "trainer.filter.functions has nonzero_std, which drops groups that rewards teach nothing, and "
-                f"trainer.{alone} alone learns from none of them: leave it out, or set trainer.{alone}.with_rewards; "
-                "to choose groups by their rewards all the same, name a function of yours"
+                "trainer.filter.functions has nonzero_std, which drops groups with equal rewards, but "
+                f"trainer.{alone} alone ignores rewards: remove nonzero_std, or set trainer.{alone}.with_rewards; to "
+                "filter groups by rewards anyway, use your own function"
             )
         return self
 
     @model_validator(mode="after")
-    def _steps_have_rewards(self) -> Self:
+    def _check_step_rewards(self) -> Self:
         if self.trainer.process is not None and STEP_REWARDS not in self.rollout.sides:
             raise ValueError(
-                f"trainer.process learns from rewards of steps: add {STEP_REWARDS} to rollout.sides, so that a sample "
-                "whose reward gives none fails"
+                f"trainer.process requires step rewards: add {STEP_REWARDS} to rollout.sides, so that a sample "
+                "without them fails"
             )
         return self
 
     @model_validator(mode="after")
-    def _rewards_are_made_by_one(self) -> Self:
+    def _check_advantages(self) -> Self:
         if self.hooks.rewards is not None and self.trainer.advantage != "grpo":
             raise ValueError(
-                f"hooks.rewards makes the advantages in place of trainer.advantage {self.trainer.advantage}: remove "
+                f"hooks.rewards computes the advantages instead of trainer.advantage {self.trainer.advantage}: remove "
                 "one of them"
             )
         if self.trainer.kl is not None and self.trainer.kl.place == "reward" and self.hooks.rewards is not None:
             raise ValueError(
-                "trainer.kl.place reward and hooks.rewards both make the advantages of rewards: take it off in the "
-                "hook, or choose place loss"
+                "trainer.kl.place reward has no effect with hooks.rewards, which computes the advantages: subtract the "
+                "penalty in the hook, or set trainer.kl.place to loss"
             )
         return self
 
     @model_validator(mode="after")
-    def _scored_at_temperature_1(self) -> Self:
+    def _check_temperatures(self) -> Self:
         for key in self.rollout.scoring_models():
             for dataset in self.data.train:
                 sampling = self.rollout.sampling | dataset.sampling
                 if not is_temperature(sampling.get("temperature") or 0):
-                    continue  # refused at the dataset's sampling
+                    continue  # the check of the dataset's sampling reports it
                 if (temperature := temperature_of(sampling)) != 1:
                     raise ValueError(
-                        f"rollout.{key} gives log-probabilities at temperature 1, the only ones that engines give of "
-                        f"existing tokens, and dataset {dataset.name!r} samples at {temperature:g}: sample at 1, "
-                        f"or remove rollout.{key}"
+                        f"rollout.{key} returns log-probabilities at temperature 1, as engines do for existing tokens, "
+                        f"but dataset {dataset.name!r} samples at {temperature:g}: set its temperature to 1, or remove "
+                        f"rollout.{key}"
                     )
         return self
 
     @model_validator(mode="after")
-    def _samples_are_made_by_one(self) -> Self:
+    def _check_generators(self) -> Self:
         hooks = self.hooks
         if hooks.generate is not None and hooks.rollout is not None:
-            raise ValueError("hooks.generate and hooks.rollout both make samples: remove one of them")
+            raise ValueError("hooks.generate and hooks.rollout both generate samples: remove one of them")
         maker = hooks.maker
         of_eval = "eval" if hooks.eval is not None else maker
         made = [(one, maker) for one in self.data.train] + [(one, of_eval) for one in self.data.eval]
         for dataset, key in made:
             if key is not None and dataset.environment is not None:
                 raise ValueError(
-                    f"hooks.{key} makes samples, and dataset {dataset.name!r} has an environment: remove one of them"
+                    f"hooks.{key} generates samples, but dataset {dataset.name!r} has an environment: remove one"
                 )
         return self
 
     @model_validator(mode="after")
-    def _turns_of_agents_are_stored(self) -> Self:
+    def _check_agents(self) -> Self:
         run_by_agents = [one.name for one in (*self.data.train, *self.data.eval) if one.environment == AGENT]
         if run_by_agents and ROUTED_EXPERTS in self.rollout.sides:
             raise ValueError(
-                f"agents run the samples of dataset {run_by_agents[0]!r}, whose turns are stored, and turns with "
-                f"{ROUTED_EXPERTS} (rollout.sides) are not: remove one of them"
+                f"dataset {run_by_agents[0]!r} is run by agents, whose turns are stored, but turns with "
+                f"{ROUTED_EXPERTS} (rollout.sides) cannot be: remove one of them"
             )
         return self
 
     @model_validator(mode="after")
-    def _all_samples_are_recorded(self) -> Self:
+    def _check_all_samples_hook(self) -> Self:
         if self.hooks.all_samples is not None and not self.history.enabled:
             raise ValueError(
-                "hooks.all_samples is asked by the recorder, and history.enabled is false: set it true, or remove "
+                "hooks.all_samples is called by the recorder, but history.enabled is false: set it to true, or remove "
                 "the hook"
             )
         return self
 
     @model_validator(mode="after")
-    def _groups_have_a_deviation(self) -> Self:
+    def _check_nonzero_std(self) -> Self:
         if "nonzero_std" not in self.trainer.filter.functions:
             return self
         for dataset in self.data.train:
             if (dataset.n or self.rollout.n) == 1:
                 key = f"data.train {dataset.name!r} has n" if dataset.n else "rollout.n is"
                 raise ValueError(
-                    f"{key} 1, and trainer.filter.functions has nonzero_std: a group of one has no deviation, so every "
-                    "group would be dropped; raise n, or leave nonzero_std out"
+                    f"{key} 1, but trainer.filter.functions has nonzero_std: a group of one has no deviation, so every "
+                    "group would be dropped; raise n, or remove nonzero_std"
                 )
         return self
 
     @model_validator(mode="after")
-    def _one_step_drains(self) -> Self:
+    def _check_apply(self) -> Self:
         if not self.staleness.rules.drains or self.worker.apply == "drain":
             return self
         if "apply" in self.worker.model_fields_set:
             raise ValueError(
                 f"worker.apply is {self.worker.apply}, and staleness.mode {self.staleness.mode} always drains: "
-                "remove worker.apply, or choose mode async"
+                "remove worker.apply, or set staleness.mode to async"
             )
         worker = self.worker.model_copy()
         worker._follow(apply="drain")
@@ -330,47 +333,47 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _rate_is_of_what_is_served(self) -> Self:
+    def _check_serving_rate(self) -> Self:
         if self.trainer.serve_bytes_per_s is not None and "enabled" not in self.serving.model_fields_set:
             raise ValueError(
-                "trainer.serve_bytes_per_s bounds what is served over HTTP, and serving.enabled is not set: set it, "
-                "or remove the bound"
+                "trainer.serve_bytes_per_s limits serving over HTTP, but serving.enabled is not set: set it, "
+                "or remove trainer.serve_bytes_per_s"
             )
         return self
 
     @model_validator(mode="after")
-    def _copies_are_of_deltas(self) -> Self:
+    def _check_delta_keys(self) -> Self:
         name = self.trainer.transport
         if name not in TRANSPORTS:
             return self  # the user's own may read what it likes
         if name == "delta" and self.serving.enabled:
             raise ValueError(
-                "serving.enabled serves complete versions over HTTP, and with trainer.transport delta workers read "
-                "trainer.delta_store: give a folder or URL that they see, and remove serving.enabled"
+                "serving.enabled serves complete versions over HTTP, but with trainer.transport delta workers read "
+                "trainer.delta_store: set it to a folder or URL that workers can read, and remove serving.enabled"
             )
         for mine, whole in (("copies_dir", "folder"), ("copies_bytes", "max_bytes")):
             if name != "delta" and not self.worker.is_default(mine):
                 raise ValueError(
-                    f"worker.{mine} is of trainer.transport delta, and that is {name}: remove it, or set "
-                    f"serving.{whole} for versions that are fetched whole"
+                    f"worker.{mine} requires trainer.transport delta, but trainer.transport is {name}: remove it, or "
+                    f"set serving.{whole} for complete versions"
                 )
         return self
 
     @model_validator(mode="after")
-    def _transport_can_work(self) -> Self:
+    def _check_transport(self) -> Self:
         engine = self.engine
         # A detected preset is that of this process, which may see no GPU although the engine has one.
         args = engine.server_args if "preset" in engine.model_fields_set else engine.args
         name, on_cpu = self.trainer.transport, args.get("device") == "cpu"
         if transport(name).needs_gpu and (on_cpu or self.trainer.device == "cpu"):
             raise ValueError(
-                f"trainer.transport {name} moves weights between GPUs, and trainer.device is "
+                f"trainer.transport {name} moves weights between GPUs, but trainer.device is "
                 f"{self.trainer.device}{' and the engine on a CPU' if on_cpu else ''}: use disk, or gloo on CPUs"
             )
         return self
 
     def folder_of(self, model: ScoringModelConfig) -> str:
-        """Return the folder of a model that scores samples."""
+        """Return the model folder of a scoring model."""
         of_fleet = next((one.model_path for one in self.fleet.models if one.name == model.name), None)
         return model.path or of_fleet or ""
 
@@ -380,15 +383,15 @@ class Config(Section):
 
     @property
     def delta_store(self) -> str:
-        """Folder or URL of anchors and deltas. Raises ConfigError if its password is masked."""
+        """Return the folder or URL of anchors and deltas. Raises ConfigError if its password is masked."""
         if MASK in (self.trainer.delta_store or ""):
             raise ConfigError(
-                "trainer.delta_store is masked in this file: give it again, as PENSTOCK_TRAINER__DELTA_STORE."
+                "trainer.delta_store is masked in this file: set the variable PENSTOCK_TRAINER__DELTA_STORE."
             )
         weights = Path(self.trainer.weights_dir or self.run_dir / "weights").absolute()
         return self.trainer.delta_store or str(weights / "deltas")
 
     @property
     def copies_dir(self) -> Path:
-        """Folder of this machine's copies of versions."""
+        """Return the folder of this machine's copies of versions."""
         return Path(self.worker.copies_dir or self.run_dir / "copies" / platform.node()).absolute()

@@ -64,7 +64,7 @@ Host = Annotated[str, AfterValidator(_checked_host)]
 
 
 def can_be_posted_to(url: str) -> bool:
-    """Return whether it may be the address of a web service; a masked one of a saved configuration may be."""
+    """Return whether it may be an HTTP address; a masked address in a saved configuration counts as one."""
     try:
         parts = urlsplit(url)
         return url == MASK or (bool(_WEB.fullmatch(url)) and bool(parts.hostname) and parts.port != 0)
@@ -95,7 +95,7 @@ class TlsConfig(Section):
     tls_ca: Path | None = None
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
+    def _check_tls(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: set both, or neither")
         if self.tls_ca is not None and self.tls_cert is None:
@@ -133,21 +133,21 @@ class ServingConfig(TlsConfig):
 
     @field_validator("token")
     @classmethod
-    def _is_a_token(cls, token: str | None) -> str | None:
+    def _check_token(cls, token: str | None) -> str | None:
         # A resolved configuration shows only that one is set.
         if token not in (None, MASK) and not is_token(token or ""):
-            # It is secret: it is not repeated.
-            raise ValueError("serving.token is no token: give 16 to 256 printable characters of ASCII, without blanks")
+            # The token is secret: the error does not repeat it.
+            raise ValueError("serving.token is invalid: use 16 to 256 printable ASCII characters without blanks")
         return token
 
     @model_validator(mode="after")
-    def _is_enabled(self) -> Self:
-        # A token may stand in the environment of a whole machine.
+    def _check_enabled(self) -> Self:
+        # A token may be set in the environment of a machine for several runs.
         given = sorted(key for key in self.model_fields_set - {"token", "enabled"} if not self.is_default(key))
         if given and "enabled" not in self.model_fields_set:
             raise ValueError(
-                f"{', '.join(given)} {'say' if given[1:] else 'says'} how weights are served, and enabled is not set: "
-                f"set it true, or false to keep {'them' if given[1:] else 'it'} for later"
+                f"serving.enabled is not set, but {', '.join(given)} {'are' if given[1:] else 'is'}: set enabled "
+                f"to true, or to false to keep {'them' if given[1:] else 'it'} for later"
             )
         return self
 
@@ -170,11 +170,9 @@ class NotifyConfig(Section):
     url: str | None = None
 
     @model_validator(mode="after")
-    def _can_be_posted_to(self) -> Self:
+    def _check_url(self) -> Self:
         # A resolved configuration shows only that one is set.
         if self.url is not None and not can_be_posted_to(self.url):
-            # It may hold a secret: it is not repeated.
-            raise ValueError(
-                "notify.url is no address that can be posted to: give http://HOST/PATH or https://HOST/PATH"
-            )
+            # The error does not repeat the address, which may contain a secret.
+            raise ValueError("notify.url is not an HTTP address: use http://HOST/PATH or https://HOST/PATH")
         return self

@@ -42,7 +42,7 @@ class Sampler(StrEnum):
 
 
 def places(bound: int, group_budget: int, extra: int = 0) -> int:
-    """Return the places at the gate: most admitted groups that are neither disposed of nor consumed (T3).
+    """Return the number of places at the gate: most admitted groups neither disposed of nor consumed (T3).
 
     Args:
         bound: h, in versions.
@@ -54,7 +54,7 @@ def places(bound: int, group_budget: int, extra: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModeRules:
-    """The rules of a mode."""
+    """Rules of a mode."""
 
     #: Most versions between generation and training; None: ``staleness.bound``.
     bound: int | None
@@ -69,13 +69,13 @@ class ModeRules:
 
     @property
     def needs_cohorts(self) -> bool:
-        """True if this mode needs cohorts: its batches are of one version each."""
+        """Return whether the mode requires cohorts, since each of its batches has one version."""
         return self.filtered_sampler is Sampler.COHORT
 
 
 MODES: Mapping[Mode, ModeRules] = {
     Mode.SYNC: ModeRules(0, OnExpiry.WAIT, Sampler.COHORT, Sampler.OLDEST_VERSION),
-    # Its batches are of one version each, so they stay cohorts whatever filters leave of them.
+    # Each batch has one version, so it stays a cohort even if filters drop some of its groups.
     Mode.ONE_STEP: ModeRules(1, OnExpiry.WAIT, Sampler.COHORT, Sampler.COHORT, drains=True),
     Mode.ASYNC: ModeRules(None, OnExpiry.MASK, Sampler.OLDEST_VERSION, Sampler.OLDEST_VERSION),
 }
@@ -97,17 +97,17 @@ class StalenessConfig(Section):
 
     @property
     def rules(self) -> ModeRules:
-        """The rules of ``mode``."""
+        """Return the rules of ``mode``."""
         return MODES[self.mode]
 
     @model_validator(mode="after")
-    def _bound_by_mode(self) -> Self:
+    def _set_bound(self) -> Self:
         wanted = self.rules.bound
         if wanted is None or self.bound == wanted:
             return self
         if "bound" in self.model_fields_set:
             raise ValueError(
-                f"mode {self.mode} means bound {wanted}, and bound is {self.bound}: remove bound, or choose mode async"
+                f"mode {self.mode} requires bound {wanted}, but bound is {self.bound}: remove bound, or use mode async"
             )
         self._follow(bound=wanted)
         return self

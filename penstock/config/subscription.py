@@ -138,17 +138,17 @@ class SubscriptionConfig(Section):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], name: str) -> Self:
-        """Make the settings of subscription ``name`` of plain values; raise ConfigError that names what is invalid."""
+        """Validate plain values as settings of subscription ``name``. Raises ConfigError that names invalid fields."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as exc:
-            raise ConfigError(f"Subscription {name!r} cannot work: {_reasons(exc)}.") from exc
+            raise ConfigError(f"Subscription {name!r} is invalid: {_reasons(exc)}.") from exc
 
     @field_validator("start")
     @classmethod
-    def _start_is_a_place(cls, start: str) -> str:
+    def _check_start(cls, start: str) -> str:
         if not _START.fullmatch(start):
-            raise ValueError(f"start {start!r} is not a place to start: use oldest, newest, completed:N or version:N")
+            raise ValueError(f"start {start!r} is invalid: use oldest, newest, completed:N or version:N")
         return start
 
     @model_validator(mode="after")
@@ -160,15 +160,15 @@ class SubscriptionConfig(Section):
     def _check_together(self) -> None:
         """Raise ValueError if no batch could ever be cut."""
         if self.share and self.reuse > 1:
-            raise ValueError("the members of a pool use each group once: remove reuse or share")
+            raise ValueError("members of a pool use each group once: remove reuse or share")
         if self.share and self.sampler is Sampler.COHORT:
-            raise ValueError("a cohort is complete, so it cannot be divided: remove share, or choose another sampler")
+            raise ValueError("a cohort cannot be divided among a pool: remove share, or use another sampler")
         if self.share and (self.quota < 1 or self.start != "oldest"):
-            raise ValueError("members of a pool divide all groups: remove quota and start")
+            raise ValueError("members of a pool divide all groups: remove quota and start, or share")
         if self.sampler is Sampler.COHORT and (self.unit is not Unit.GROUPS or self.multiple > 1 or self.quota < 1):
-            raise ValueError("sampler cohort takes whole cohorts: its unit is groups, multiple and quota are 1")
+            raise ValueError("sampler cohort takes complete cohorts: set unit to groups, and multiple and quota to 1")
         if self.sampler is Sampler.COHORT and self.keep_groups:
-            raise ValueError("sampler cohort takes whole cohorts: remove keep_groups")
+            raise ValueError("sampler cohort takes complete cohorts: remove keep_groups")
         if self.unit is Unit.GROUPS and self.size and 0 < self.keep_groups < self.size:
             raise ValueError(
                 f"a batch of {self.size} groups can never be cut while at most {self.keep_groups} are held: "
@@ -182,12 +182,12 @@ class SubscriptionConfig(Section):
 
 
 def account_of(name: str, share: str) -> str:
-    """Return the name by which groups count the uses of a subscription: its own, or that of the pool ``share``."""
+    """Return the name under which groups count a subscription's uses: its own, or that of its pool ``share``."""
     return f"share:{share}" if share else name
 
 
 class Definition(SubscriptionConfig):
-    """A complete definition of a subscription; fields not set have the defaults given here."""
+    """Complete definition of a subscription."""
 
     driving: bool = False
     size: Annotated[Positive, Trait.LIVE] = 1
@@ -227,18 +227,18 @@ class Definition(SubscriptionConfig):
         except ValidationError as exc:
             raise ProtocolError(
                 f"Subscription {name!r} cannot be read from Redis: {_reasons(exc)}; correct it with `penstock subs "
-                f"set`, or drop it with `penstock subs drop {name}`."
+                f"set`, or delete it with `penstock subs drop {name}`."
             ) from exc
 
     @classmethod
     def texts_of(cls, raw: Mapping[bytes, bytes]) -> dict[str, str]:
-        """Return the fields of a definition that are set in the hash ``sub:NAME``, as texts."""
+        """Return the fields of the definition that are set in the hash ``sub:NAME``, as text."""
         stored = {name: raw.get(cls.key_of(name).encode()) for name in cls.model_fields}
         return {name: value.decode(errors="backslashreplace") for name, value in stored.items() if value}
 
     @classmethod
     def key_of(cls, name: str) -> str:
-        """Return the name of a field in the hash ``sub:NAME``."""
+        """Return the hash field in ``sub:NAME`` that stores field ``name``."""
         return cls.model_fields[name].serialization_alias or name
 
     def texts(self) -> dict[str, str]:
@@ -255,42 +255,42 @@ class Definition(SubscriptionConfig):
 
     @property
     def group_budget(self) -> int:
-        """Groups that one version consumes; 0: not known in advance, for a batch of samples or tokens."""
+        """Return the number of groups that one version consumes; 0 if unknown in advance (unit samples or tokens)."""
         return self.size * self.per_version if self.unit is Unit.GROUPS else 0
 
     def account(self, name: str) -> str:
-        """Return the name by which groups count the uses of subscription ``name``, which has this definition."""
+        """Return the name under which groups count the uses of subscription ``name`` with this definition."""
         return account_of(name, self.share)
 
     @property
     def asks(self) -> bool:
-        """True if it takes groups that its own trainer requested."""
+        """Return whether it takes groups that its own trainer requested."""
         return self.mode == ASKED
 
     @field_validator("*")
     @classmethod
-    def _is_bounded(cls, value: Any) -> Any:
+    def _check_limits(cls, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
-            raise ValueError(f"it must be at most {MAX_NUMBER}")
+            raise ValueError(f"the value must be at most {MAX_NUMBER}")
         if isinstance(value, str | tuple) and sum(map(len, value)) > MAX_TEXT:
-            raise ValueError(f"it has more than {MAX_TEXT} characters")
+            raise ValueError(f"the value must have at most {MAX_TEXT} characters")
         return value
 
     @field_validator("lanes")
     @classmethod
-    def _lanes_are_admitted_to(cls, lanes: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_lanes(cls, lanes: tuple[str, ...]) -> tuple[str, ...]:
         if (unknown := set(lanes) - set(HOME_LANES)) or not lanes:
-            raise ValueError(f"nothing is ever admitted to {sorted(unknown)}: lanes are {', '.join(HOME_LANES)}")
+            raise ValueError(f"no jobs are admitted to {sorted(unknown)}: use {', '.join(HOME_LANES)}")
         return lanes
 
     def _check_together(self) -> None:
         super()._check_together()
         if self.driving and not self.model:
-            raise ValueError("a subscription that drives the clock needs the model whose clock that is")
+            raise ValueError("a driving subscription requires model: set it, or set driving to false")
         if self.driving and self.bound < 0:
-            raise ValueError("a subscription that drives the clock needs a bound of 0 or more")
+            raise ValueError("a driving subscription requires a bound of 0 or more: set bound")
         if self.keep_when_few and (self.unit is not Unit.GROUPS or self.share):
-            raise ValueError("keep_when_few counts groups of one subscription: remove unit, share or keep_when_few")
+            raise ValueError("keep_when_few requires unit groups and no pool: remove unit, share or keep_when_few")
         if self.driving and isinstance(self.mode, Mode):
             self._check_mode(self.mode)
         if self.sampler is Sampler.COHORT:
@@ -303,16 +303,16 @@ class Definition(SubscriptionConfig):
         self._check_first()
 
     def _check_mode(self, mode: Mode) -> None:
-        """Refuse settings that contradict the mode of a subscription that drives (T5)."""
+        """Raise ValueError if settings contradict the mode of a driving subscription (T5)."""
         rules = MODES[mode]
         if rules.bound is not None and self.bound != rules.bound:
             raise ValueError(
-                f"mode {mode} means bound {rules.bound} for who drives, and bound is {self.bound}: leave bound out, or "
-                "begin a run of mode async"
+                f"mode {mode} requires bound {rules.bound} for a driving subscription, but bound is {self.bound}: "
+                "remove bound, or begin a run of mode async"
             )
         if rules.needs_cohorts and self.sampler is not Sampler.COHORT:
             raise ValueError(
-                f"mode {mode} trains whole cohorts, and the sampler is {self.sampler}: leave it out, "
+                f"mode {mode} trains complete cohorts, but sampler is {self.sampler}: remove sampler, "
                 "or begin a run of mode async"
             )
 
@@ -329,13 +329,13 @@ class Definition(SubscriptionConfig):
             )
 
     def _check_first(self) -> None:
-        # If places are not known in advance (samples, tokens, a pool) missing groups are granted for the batch.
+        # If the number of places is unknown (samples, tokens, pools), missing groups are granted for the batch.
         if self.driving and self.group_budget and not self.share:
             room = places(self.bound, self.group_budget, self.over)
             if self.min_first > room:
                 raise ValueError(
-                    f"trainer.min_groups_before_first_batch is {self.min_first}, but the gate lets no more than {room} "
-                    "groups in before a batch is trained, so none ever would be: lower it, or raise the bound, the "
+                    f"trainer.min_groups_before_first_batch is {self.min_first}, but the gate admits at most {room} "
+                    "groups before the first batch is trained: lower it, or raise the bound, the "
                     "size of a batch or trainer.over_sampling_groups"
                 )
         if 0 < self.keep_groups < self.min_first:
@@ -346,11 +346,11 @@ class Definition(SubscriptionConfig):
 
     def _check_size(self) -> None:
         if self.asks:
-            return  # it is as large as what was asked for
+            return  # the batch is as large as its request
         super()._check_size()
         if self.unit is Unit.GROUPS and self.size < self.minibatches:
             raise ValueError(
-                f"a batch of {self.size} groups, which stay whole, cannot be divided over {self.minibatches} "
+                f"a batch of {self.size} groups, which are not split, cannot be divided over {self.minibatches} "
                 "minibatches: raise its size, or lower trainer.minibatches"
             )
 
@@ -362,11 +362,11 @@ def fields_with(trait: Trait) -> frozenset[str]:
 
 
 def _reasons(exc: ValidationError) -> str:
-    """Describe what is invalid in each field."""
+    """Describe the invalid fields."""
     found: dict[str, str] = {}
     for error in exc.errors():
         field = str(error["loc"][0]) if error["loc"] else ""
-        # A union reports each of its members; the first is enough.
+        # A union reports an error for each member; the first is enough.
         found.setdefault(field, _reason(field, error))
     return "; ".join(found.values())
 

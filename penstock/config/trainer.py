@@ -191,29 +191,29 @@ class TrainerConfig(Section):
 
     @property
     def sends_to_own_gpu(self) -> bool:
-        """Whether weights are sent to engines on the trainer's own GPU, that of rank 0, and to no others."""
+        """Return whether weights are sent only to engines on the GPU of the trainer's rank 0."""
         return transport(self.transport).on_trainers_gpu
 
     @field_validator("delta_store")
     @classmethod
-    def _store_can_be_written(cls, place: str | None) -> str | None:
+    def _check_delta_store(cls, place: str | None) -> str | None:
         scheme, colon, rest = (place or "").partition(":/")
         if place == "":
-            raise ValueError("this is empty: name a folder or an URL, or null for one in weights_dir")
+            raise ValueError("the value is empty: use a folder or a URL, or null for a folder in weights_dir")
         if scheme in ("http", "https"):
             raise ValueError(
-                f"what is at {scheme}:// can be read and not be written: name an object store, or a folder, which "
+                f"{scheme}:// is read-only: use an object store, or a folder, which "
                 "workers fetch from the trainer with serving.enabled"
             )
         if colon and scheme.isalnum() and not rest.startswith("/"):
             raise ValueError(f"{place!r} has one slash too few: write {scheme}://{rest}")
         if colon and not rest.strip("/"):
-            raise ValueError(f"{place!r} names no place: write {scheme}://BUCKET/FOLDER")
+            raise ValueError(f"{place!r} has no bucket: write {scheme}://BUCKET/FOLDER")
         return place
 
     @field_validator("device")
     @classmethod
-    def _device_is_known(cls, device: str) -> str:
+    def _check_device(cls, device: str) -> str:
         kind, _, number = device.partition(":")
         if kind == "gpu":
             raise ValueError(f"device {device!r} is not a torch device: write {device.replace('gpu', 'cuda')}")
@@ -229,13 +229,13 @@ class TrainerConfig(Section):
         self._follow(**{name: value for name, value in own.items() if name not in self.model_fields_set})
         return self
 
-    def _lacks(self, name: str) -> bool:
-        """Return whether the loss has no such clip."""
+    def _has_no_clip(self, name: str) -> bool:
+        """Return whether the loss has no clip of this name."""
         own = LOSS_DEFAULTS.get(self.loss, {})
         return name in own and own[name] is None
 
     @model_validator(mode="after")
-    def _one_correction(self) -> Self:
+    def _check_correction(self) -> Self:
         takes_ratio = LOSS_DEFAULTS.get(self.loss, {}).get("correction") != "truncated"
         if self.correction == "truncated" and takes_ratio:
             raise ValueError(
@@ -244,7 +244,7 @@ class TrainerConfig(Section):
             )
         if self.correction != "truncated" and not takes_ratio:
             raise ValueError(
-                f"loss {self.loss} takes no ratio, so correction {self.correction} would leave stale data uncorrected; "
+                f"loss {self.loss} uses no ratio, so correction {self.correction} would leave stale data uncorrected; "
                 "choose correction truncated, or loss ppo"
             )
         if self.correction == "bypass" and self.weight_cap is not None:
@@ -254,16 +254,16 @@ class TrainerConfig(Section):
             )
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
-            if value is not None and self._lacks(name):
+            if value is not None and self._has_no_clip(name):
                 raise ValueError(
-                    f"{name} clips a ratio that loss {self.loss} does not take: remove it and set weight_cap, or "
+                    f"{name} clips a ratio that loss {self.loss} does not use: remove it and set weight_cap, or "
                     "choose loss ppo"
                 )
-            if value is None and not self._lacks(name):
-                raise ValueError(f"{name} is null, and loss {self.loss} has a clip: give a number, or remove it")
-        if self.dual_clip is not None and self._lacks("dual_clip"):
+            if value is None and not self._has_no_clip(name):
+                raise ValueError(f"{name} is null, but loss {self.loss} has this clip: set a number, or remove {name}")
+        if self.dual_clip is not None and self._has_no_clip("dual_clip"):
             raise ValueError(
-                f"dual_clip bounds a ratio that loss {self.loss} does not take, whose weight is capped either way: "
+                f"dual_clip bounds a ratio that loss {self.loss} does not use, since its weight is always capped: "
                 "remove it, or choose loss ppo or gspo"
             )
         if (self.aggregation == "constant") != (self.constant_tokens is not None):
@@ -272,13 +272,13 @@ class TrainerConfig(Section):
 
     @property
     def alone(self) -> str:
-        """The key used alone, so that rewards of answers are measured but not trained on; '': none."""
+        """Return the key that is used alone, so that rewards are measured but not trained on; '' if there is none."""
         if self.distill is not None and not self.distill.with_rewards:
             return "distill"
         return "process" if self.process is not None and not self.process.with_rewards else ""
 
     @model_validator(mode="after")
-    def _rewards_are_learned_from(self) -> Self:
+    def _check_rewards_are_used(self) -> Self:
         alone = self.alone
         if not alone:
             return self
@@ -289,59 +289,59 @@ class TrainerConfig(Section):
             )
         if self.kl is not None and self.kl.place == "reward":
             raise ValueError(
-                f"kl.place reward takes the penalty off rewards, and {alone} alone learns from none of them: choose "
-                f"place loss, or set {alone}.with_rewards"
+                f"kl.place reward subtracts the penalty from rewards, but {alone} alone ignores rewards: set kl.place "
+                f"to loss, or set {alone}.with_rewards"
             )
         if self.advantage != "grpo":
             raise ValueError(
-                f"advantage {self.advantage} makes advantages of rewards, and {alone} alone learns from none of them: "
-                f"remove it, or set {alone}.with_rewards"
+                f"advantage {self.advantage} is computed from rewards, but {alone} alone ignores rewards: remove "
+                f"advantage, or set {alone}.with_rewards"
             )
         return self
 
     @model_validator(mode="after")
-    def _priority_is_asked_for(self) -> Self:
-        # Only if it is given: the sampler of an existing subscription may be changed back and forth.
+    def _check_priority(self) -> Self:
+        # Only if set explicitly: the sampler of an existing subscription may be changed back and forth.
         own = self.subscription
         for name in ("priority", "exponent"):
             value = getattr(own, name)
             if own.sampler is not Sampler.PRIORITIZED and not own.is_default(name):
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise ValueError(
-                    f"subscription.{name} {shown} is what sampler prioritized draws by, and the sampler is another: "
+                    f"subscription.{name} {shown} requires sampler prioritized, but another sampler is set: "
                     "choose prioritized, or remove it"
                 )
         return self
 
     @property
     def groups_per_batch(self) -> int:
-        """Groups of a batch; 0: not known in advance, if its size is in samples or tokens."""
+        """Return the number of groups of a batch; 0 if unknown in advance (unit samples or tokens)."""
         return (self.subscription.size or self.batch_groups) if self.subscription.unit is Unit.GROUPS else 0
 
     @model_validator(mode="after")
-    def _transport_heeds_them(self) -> Self:
+    def _check_transport_keys(self) -> Self:
         name = self.transport
         if name not in TRANSPORTS:
-            return self  # the user's own may read what it likes
+            return self  # a user's transport may use any key
         if self.folder_first is False and name == "delta":
             raise ValueError(
-                f"folder_first false has no effect with transport {name}, whose versions begin with their folder: "
+                f"folder_first false has no effect with transport {name}, which always writes the folder first: "
                 "remove it, or choose another transport"
             )
         owners = {"delta_store": ["delta"], "transfer_address": ["nccl", "gloo"]}
         for key, of in owners.items():
             if name not in of and not self.is_default(key):
                 raise ValueError(
-                    f"{key} is of transport {' and '.join(of)}, and transport is {name}: set transport, or remove {key}"
+                    f"{key} requires transport {' or '.join(of)}, but transport is {name}: set it, or remove {key}"
                 )
         return self
 
     @model_validator(mode="after")
-    def _minibatches_have_groups(self) -> Self:
+    def _check_minibatches(self) -> Self:
         groups = self.groups_per_batch
         if groups and self.minibatches > groups:
             raise ValueError(
-                f"minibatches is {self.minibatches}, and a batch has {groups} groups, which stay whole: lower "
+                f"minibatches is {self.minibatches}, but a batch has only {groups} groups, which are not split: lower "
                 "minibatches or raise batch_groups"
             )
         return self

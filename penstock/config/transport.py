@@ -1,4 +1,4 @@
-"""The transports of weights: names, modules of both sides, and requirements.
+"""Define the transports of weights: names, modules of both sides, and requirements.
 
 The trainer's classes are in ``consumers/weights``, the workers' in ``workers/weights/receive``; both are imported at
 first use. A user's own transport is named by the import path of its trainer's class, ``module:Class``,
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A transport that brings announced weights to ready engines; the checkpoint folder is written before or after."""
+    """Transport of weights to ready engines; the checkpoint folder is written before or after."""
 
     #: ``file:Class`` of the trainer's side, ``module:Class`` for a user's; '' if engines load the folder and nothing is
     #: sent.
@@ -24,14 +24,14 @@ class Transport:
 
     @property
     def is_sent(self) -> bool:
-        """Return whether weights are sent to ready workers, which therefore enroll."""
+        """Return whether weights are sent to ready workers, which must enroll."""
         return bool(self.sender)
 
 
 #: penstock's own, by name.
 TRANSPORTS = {
     "disk": Transport(),
-    # Nothing is sent: engines load a copy on their machine, which the worker made (workers/weights/local_copies.py).
+    # Nothing is sent: engines load a local copy made by the worker (workers/weights/local_copies.py).
     "delta": Transport(),
     "nccl": Transport("collective:Nccl", "collective:Collective", needs_gpu=True),
     "gloo": Transport("collective:Gloo", "collective:Collective"),

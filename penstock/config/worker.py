@@ -52,7 +52,7 @@ class WorkerConfig(Section):
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})
 
     @model_validator(mode="after")
-    def _renewed_in_time(self) -> Self:
+    def _check_heartbeat(self) -> Self:
         if self.heartbeat_s * 2 > self.lease_s:
             raise ValueError(
                 f"heartbeat_s {self.heartbeat_s:g} is more than half of lease_s {self.lease_s:g}, so one lost "

@@ -125,8 +125,8 @@ class Stream:
             validate_offsets(table)
         except Exception as exc:  # the library passes on any error of its files and the network
             raise ConfigError(
-                f"dataset {self._config.name} cannot be read from row {first} on ({format_exc(exc)}): correct it, and "
-                "restart the producer."
+                f"dataset {self._config.name} cannot be read from row {first} on ({format_exc(exc)}): fix the data, "
+                "and restart the producer."
             ) from exc
         if not self._is_same():
             raise ConfigError(

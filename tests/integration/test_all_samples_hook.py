@@ -157,5 +157,5 @@ def test_what_was_told_and_not_recorded_is_told_again(client: redis.Redis, keys:
 
 def test_without_a_recorder_it_is_refused(config: Config) -> None:
     values = config.model_dump(exclude_unset=True) | {"history": {"enabled": False}}
-    with pytest.raises(ValueError, match=r"hooks\.all_samples is asked by the recorder"):
+    with pytest.raises(ValueError, match=r"hooks\.all_samples is called by the recorder"):
         Config.model_validate(values | {"hooks": {"all_samples": f"{HERE}:exits"}})

@@ -251,7 +251,7 @@ def test_I8_the_first_batch_waits_for_as_many_groups_as_are_wanted_and_one_that_
     config = make_config(redis_server.url, keys.run, tmp_path, trainer={"min_groups_before_first_batch": 4})
     with buffering(config), Trainer(config) as trainer:
         publish(trainer)
-        with pytest.raises(ConfigError, match="the gate lets no more than 2 groups in"):
+        with pytest.raises(ConfigError, match="the gate admits at most 2 groups"):
             set_subscription(client, keys, "actor", {"size": "1"})
         admit(client, keys, 7)
         Grader(client, keys).grade_next(*[MIXED] * 3)
@@ -262,7 +262,7 @@ def test_I8_the_first_batch_waits_for_as_many_groups_as_are_wanted_and_one_that_
         assert jobs_of(step(trainer)) == ["d/0/2", "d/0/3"], "only before the first one"
         assert set_subscription(client, keys, "actor", {"size": "1"})["size"] == 1, "its places held up a first batch"
     never = make_config(redis_server.url, keys.run, tmp_path, trainer={"min_groups_before_first_batch": 5})
-    with pytest.raises(ConfigError, match="the gate lets no more than 4 groups in"):
+    with pytest.raises(ConfigError, match="the gate admits at most 4 groups"):
         Trainer(never)
 
 

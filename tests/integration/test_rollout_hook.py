@@ -191,7 +191,9 @@ def test_samples_have_one_maker(config: Make) -> None:
         config(hooks={"generate": f"{PARTS}:generate", "rollout": f"{PARTS}:debates"})
     own = {"name": "held", "path": "none.jsonl", "environment": f"{PARTS}:Echo"}
     data = {"train": [{"name": "d", "path": "none.jsonl"}], "eval": [own]}
-    with pytest.raises(ValidationError, match=r"hooks\.eval makes samples, and dataset 'held' has an environment"):
+    with pytest.raises(ValidationError, match=r"hooks\.eval generates samples, but dataset 'held' has an environment"):
         config(hooks={"eval": f"{PARTS}:generate"}, data=data)
-    with pytest.raises(ValidationError, match=r"hooks\.rollout makes samples, and dataset 'held' has an environment"):
+    with pytest.raises(
+        ValidationError, match=r"hooks\.rollout generates samples, but dataset 'held' has an environment"
+    ):
         config(hooks={"rollout": f"{PARTS}:debates"}, data=data)

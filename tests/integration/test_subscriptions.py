@@ -495,8 +495,8 @@ def test_bad_definitions_are_refused_and_nothing_is_changed(
             "can never be cut: at most 65536 fit": {"size": "65537"},
             "use each group once": {"share": "pool", "reuse": "2"},
             "sized": {"sized": "4"},
-            "is not a place to start": {"start": "yesterday"},
-            "nothing is ever admitted to": {"lanes": "tarin"},
+            "is invalid: use oldest": {"start": "yesterday"},
+            "no jobs are admitted to": {"lanes": "tarin"},
         }
         for words, fields in bad.items():
             with pytest.raises(ConfigError, match=words):
@@ -517,12 +517,12 @@ def test_bad_definitions_are_refused_and_nothing_is_changed(
 #: Changes that mode and sampler of a live subscription do not allow, by what is said of them.
 REFUSED: dict[str, dict[str, str]] = {
     "sync": {
-        "bound=9": "mode sync means bound 0 for who drives, and bound is 9",
+        "bound=9": "mode sync requires bound 0 for a driving subscription, but bound is 9",
         "sampler=fifo": "has sampler cohort, and is now asked for with fifo",
     },
     "one_step": {
-        "bound=2": "mode one_step means bound 1 for who drives, and bound is 2",
-        "sampler=oldest_version": "mode one_step trains whole cohorts, and the sampler is oldest_version",
+        "bound=2": "mode one_step requires bound 1 for a driving subscription, but bound is 2",
+        "sampler=oldest_version": "mode one_step trains complete cohorts, but sampler is oldest_version",
     },
     "async": {
         "sampler=cohort": "has sampler oldest_version, and is now asked for with cohort",
@@ -570,7 +570,7 @@ def test_a_bound_that_its_mode_does_not_have_can_be_let_go_of(
     with Trainer(config):
         pass
     run(client, scripts.subscribe(keys, "actor", {"bound": 9}, operator=True))
-    with pytest.raises(ConfigError, match="mode sync means bound 0"):
+    with pytest.raises(ConfigError, match="mode sync requires bound 0"):
         call(redis_server, keys, "set", "actor", "size=3")
     call(redis_server, keys, "set", "actor", "bound=")
     with Trainer(config):

@@ -64,7 +64,7 @@ def test_keys_that_need_a_template_or_are_ours_are_refused() -> None:
     for keys in ({"system_prompt": "x"}, {"tools_key": "t"}, {"chat_template_kwargs": {"a": 1}}):
         with pytest.raises(ValidationError, match="needs a chat template: set apply_chat_template: true"):
             DatasetConfig(name="d", path="d", **keys)
-    with pytest.raises(ValidationError, match="tokenize, tools is given by penstock itself"):
+    with pytest.raises(ValidationError, match="penstock sets tokenize, tools itself"):
         DatasetConfig(
             name="d", path="d", apply_chat_template=True, chat_template_kwargs={"tools": [], "tokenize": True}
         )

@@ -15,7 +15,7 @@ from penstock.metrics.probes import Finding, Level
 YAML = "run: demo\nmodel: {path: m}\ndata: {train: [{name: t, path: t.jsonl}]}\nstaleness: {mode: one_step}\n"
 #: What is wrong with a configuration -> words of its line.
 WRONG = {
-    "subscription": "mode one_step trains whole cohorts, and the sampler is fifo",
+    "subscription": "mode one_step trains complete cohorts, but sampler is fifo",
     "engine's interpreter": "there is no interpreter",
     "data and policy": "there is no file",
     "redis": "No Redis answers at redis://:***@127.0.0.1:1/0",

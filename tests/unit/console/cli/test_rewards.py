@@ -149,11 +149,11 @@ def test_answers_of_a_run_are_scored_with_the_labels_and_metadata_of_its_data(
     ("arguments", "said"),
     [
         ([], "No reward is named"),
-        (["--function", "mat", "--file", "x"], "there is no reward 'mat': did you mean math?"),
+        (["--function", "mat", "--file", "x"], "unknown reward 'mat': did you mean math?"),
         (["--function", "math", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         (["--function", "math", "--file", "/dev/null"], "there is no file /dev/null"),
         (["--function", "math", "--file", "EMPTY"], "EMPTY holds no answer: give lines of prompt, response and label."),
-        (["--function", "remote_rm", "--file", "x"], "the address of the service that scores.\n"),
+        (["--function", "remote_rm", "--file", "x"], "set it to the address of the scoring service.\n"),
         (["--function", "math", "--file", "x", "--run", "y"], "give one of them"),
         (["--function", "math", "--reward.key=acc", "--file", "x"], "changes a configuration"),
     ],

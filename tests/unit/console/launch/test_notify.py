@@ -171,6 +171,6 @@ def test_the_address_is_masked_in_what_is_saved_and_goes_to_no_child(tmp_path: P
 
 @pytest.mark.parametrize("url", ["ftp://h/s3cret", "file:///s3cret", "h/s3cret", "http:///s3cret", "http://[s3cret"])
 def test_what_cannot_be_posted_to_is_refused_and_not_repeated(tmp_path: Path, url: str) -> None:
-    with pytest.raises(ConfigError, match=r"notify\.url is no address that can be posted to") as said:
+    with pytest.raises(ConfigError, match=r"notify\.url is not an HTTP address") as said:
         config(tmp_path, url)
     assert "s3cret" not in str(said.value)

@@ -46,7 +46,7 @@ def test_a_part_that_is_left_out_needs_nothing_installed(
 
 def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = by("disk", tmp_path, staleness={"mode": "one_step"}, trainer={"subscription": {"sampler": "fifo"}})
-    with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
+    with pytest.raises(ConfigError, match="mode one_step trains complete cohorts, but sampler is fifo"):
         check(config)
 
 

@@ -40,27 +40,27 @@ HELD_OUT: dict[str, Any] = BASE["data"] | {"eval": [{"name": "e", "path": "e.jso
 IDLE: list[tuple[Changes, str, Changes]] = [
     (
         {"trainer": {"distill": {}}, "hooks": {"rewards": "m:f"}},
-        r"hooks\.rewards makes advantages of rewards, and trainer\.distill alone learns from none",
+        r"hooks\.rewards computes advantages from rewards, but trainer\.distill alone ignores rewards",
         {"trainer": {"distill": {"with_rewards": True}}, "hooks": {"rewards": "m:f"}},
     ),
     (
         {"trainer": {"distill": {}, "filter": {"functions": ["nonzero_std"]}}},
-        r"trainer\.filter\.functions has nonzero_std, .* and trainer\.distill alone learns from none",
+        r"trainer\.filter\.functions has nonzero_std, .* but trainer\.distill alone ignores rewards",
         {"trainer": {"distill": {"with_rewards": True}, "filter": {"functions": ["nonzero_std"]}}},
     ),
     (
         {"trainer": {"distill": {}, "advantage": "rloo"}},
-        r"advantage rloo makes advantages of rewards, and distill alone learns from none",
+        r"advantage rloo is computed from rewards, but distill alone ignores rewards",
         {"trainer": {"distill": {"with_rewards": True}, "advantage": "rloo"}},
     ),
     (
         {"trainer": {"process": {}}},
-        r"trainer\.process learns from rewards of steps: add step_rewards to rollout\.sides",
+        r"trainer\.process requires step rewards: add step_rewards to rollout\.sides",
         {"trainer": {"process": {}}} | STEPS,
     ),
     (
         {"trainer": {"process": {}}, "hooks": {"rewards": "m:f"}} | STEPS,
-        r"hooks\.rewards makes advantages of rewards, and trainer\.process alone learns from none",
+        r"hooks\.rewards computes advantages from rewards, but trainer\.process alone ignores rewards",
         {"trainer": {"process": {"with_rewards": True}}, "hooks": {"rewards": "m:f"}} | STEPS,
     ),
     (
@@ -70,42 +70,42 @@ IDLE: list[tuple[Changes, str, Changes]] = [
     ),
     (
         {"trainer": {"advantage": "rloo"}, "hooks": {"rewards": "m:f"}},
-        r"hooks\.rewards makes the advantages in place of trainer\.advantage rloo",
+        r"hooks\.rewards computes the advantages instead of trainer\.advantage rloo",
         {"hooks": {"rewards": "m:f"}},
     ),
     (
         {"trainer": {"transport": "delta"}, "serving": {"enabled": True}},
-        r"with trainer\.transport delta workers read trainer\.delta_store: give a folder or URL that they see",
+        r"with trainer\.transport delta workers read trainer\.delta_store: set it to a folder or URL",
         {"trainer": {"transport": "delta"}, "worker": {"copies_bytes": 10**9}},
     ),
     (
         {"worker": {"copies_dir": "/copies"}},
-        r"worker\.copies_dir is of trainer\.transport delta, and that is disk: remove it, or set serving\.folder",
+        r"worker\.copies_dir requires trainer\.transport delta, but trainer\.transport is disk",
         {"serving": {"enabled": True, "folder": "/copies"}},
     ),
     (
         {"trainer": {"transfer_address": "10.0.0.1"}},
-        r"transfer_address is of transport nccl and gloo, and transport is disk",
+        r"transfer_address requires transport nccl or gloo, but transport is disk",
         {"trainer": {"transfer_address": "10.0.0.1", "transport": "gloo"}},
     ),
     (
         {"hooks": {"eval_log": "m:f"}},
-        r"hooks\.eval_log is called after evaluations, and data\.eval names no file",
+        r"hooks\.eval_log is called after evaluations, but data\.eval is empty",
         {"hooks": {"eval_log": "m:f"}, "data": HELD_OUT},
     ),
     (
         {"hooks": {"eval": "m:f"}},
-        r"hooks\.eval makes samples of evaluations, and data\.eval names no file: name one, or remove the hook",
+        r"hooks\.eval makes samples of evaluations, but data\.eval is empty: add a dataset, or remove the hook",
         {"hooks": {"eval": "m:f"}, "data": HELD_OUT},
     ),
     (
         {"rollout": {"on_group_timeout": "drop"}},
-        r"on_group_timeout drop needs to know how long is too long",
+        r"on_group_timeout drop requires a time limit",
         {"rollout": {"on_group_timeout": "drop", "group_timeout_s": 5}},
     ),
     (
         {"rollout": {"min_group": 3, "group_timeout_s": 5}},
-        r"min_group 3 is of groups that are trained without the rest, and on_group_timeout is wait",
+        r"min_group 3 requires on_group_timeout: train, but on_group_timeout is wait",
         {"rollout": {"min_group": 3, "group_timeout_s": 5, "on_group_timeout": "train"}},
     ),
     (
@@ -115,52 +115,52 @@ IDLE: list[tuple[Changes, str, Changes]] = [
     ),
     (
         {"trainer": {"subscription": {"priority": "length"}}},
-        r"priority length is what sampler prioritized draws by, and the sampler is another",
+        r"priority length requires sampler prioritized, but another sampler is set",
         {"trainer": {"subscription": {"priority": "length", "sampler": "prioritized"}}},
     ),
     (
         {"trainer": {"subscription": {"exponent": 2.0, "sampler": "fifo"}}},
-        r"exponent 2 is what sampler prioritized draws by, and the sampler is another",
+        r"exponent 2 requires sampler prioritized, but another sampler is set",
         {"trainer": {"subscription": {"exponent": 2.0, "sampler": "prioritized"}}},
     ),
     (
         {"trainer": {"transport": "delta", "folder_first": False}},
-        r"folder_first false has no effect with transport delta, whose versions begin with their folder",
+        r"folder_first false has no effect with transport delta, which always writes the folder first",
         {"trainer": {"transport": "delta"}},
     ),
     (
         {"trainer": {"delta_store": "s3://b/x"}},
-        r"delta_store is of transport delta, and transport is disk: set transport, or remove delta_store",
+        r"delta_store requires transport delta, but transport is disk: set it, or remove delta_store",
         {"trainer": {"delta_store": "s3://b/x", "transport": "delta"}},
     ),
     (
         {"worker": {"checkpoint_tokens": 64}} | ROUTED,
-        r"worker\.checkpoint_tokens keeps prefixes, and the routed_experts of rollout\.sides do not go with them",
+        r"worker\.checkpoint_tokens has no effect with routed_experts in rollout\.sides",
         {"worker": {"checkpoint_tokens": 64}},
     ),
     (
         {"rollout": {"lease_tokens": 64}, "hooks": {"rollout": "m:f"}},
-        r"rollout\.lease_tokens is of what the engine draws by itself, and hooks\.rollout makes the samples: remove it",
+        r"rollout\.lease_tokens is for samples that the worker generates, but hooks\.rollout generates them: remove it",
         {"rollout": {"lease_tokens": 64}, "hooks": {"eval": "m:f"}, "data": HELD_OUT},
     ),
     (
         {"worker": {"checkpoint_tokens": 64}, "hooks": {"generate": "m:f"}},
-        r"worker\.checkpoint_tokens is of what the engine draws by itself, and hooks\.generate makes the samples",
+        r"worker\.checkpoint_tokens is for samples that the worker generates, but hooks\.generate generates them",
         {"hooks": {"generate": "m:f"}},
     ),
     (
         {"serving": {"host": "0.0.0.0", "port": 8080}},
-        r"host, port say how weights are served, and enabled is not set: set it",
+        r"serving.enabled is not set, but host, port are: set enabled",
         {"serving": {"host": "0.0.0.0", "port": 8080, "enabled": False}},
     ),
     (
         {"serving": {"port": 8080}},
-        r"port says how weights are served, and enabled is not set: set it true",
+        r"serving.enabled is not set, but port is: set enabled to true",
         {"serving": {"port": 8080, "enabled": True}},
     ),
     (
         {"trainer": {"serve_bytes_per_s": 10**6}},
-        r"trainer\.serve_bytes_per_s bounds what is served over HTTP, and serving\.enabled is not set",
+        r"trainer\.serve_bytes_per_s limits serving over HTTP, but serving\.enabled is not set",
         {"trainer": {"serve_bytes_per_s": 10**6}, "serving": {"enabled": True}},
     ),
     (
@@ -185,12 +185,12 @@ IDLE: list[tuple[Changes, str, Changes]] = [
     ),
     (
         {"redis": {"port": 7000, "url": "redis+sentinel://a:1,b:2/main"}},
-        r"port 7000 is for a server of our own, and url names another one: remove one of them",
+        r"port 7000 is for a server that penstock starts, but url names another one: remove port or url",
         {"redis": {"port": 7000}},
     ),
     (
         {"reward": {"pool": {"memory_bytes": 2**30}}},
-        r"memory_bytes is of kind rq, and kind is process: set it, or remove memory_bytes",
+        r"memory_bytes requires kind rq, but kind is process: set kind to rq, or remove memory_bytes",
         {"reward": {"pool": {"memory_bytes": 2**30, "kind": "rq"}}},
     ),
     (

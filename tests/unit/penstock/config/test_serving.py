@@ -24,7 +24,7 @@ BASE = {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "d", "pa
         ({"tls_ca": "a"}, "without tls_cert no part has one"),
         ({"host": "http://a"}, "is no host"),
         ({"host": "a b"}, "is no host"),
-        ({"token": "blanks in a token that is long"}, "serving.token is no token"),
+        ({"token": "blanks in a token that is long"}, "serving.token is invalid"),
     ],
 )
 def test_what_cannot_work_is_refused(values: dict[str, Any], says: str) -> None:
@@ -73,7 +73,7 @@ def test_the_password_of_the_store_of_deltas_is_masked_where_it_is_saved_and_han
     assert "hushhush" not in saved.read_text()
     assert load_config(saved, [], secret_environment(config)).delta_store == url
     # A part that is started by hand with the saved file has to be told.
-    with pytest.raises(ConfigError, match="delta_store is masked in this file: give it again"):
+    with pytest.raises(ConfigError, match="delta_store is masked in this file: set the variable"):
         _ = load_config(saved, [], {}).delta_store
 
 

@@ -85,7 +85,7 @@ def test_what_nobody_has_set_is_read_as_its_default_and_verbs_fields_are_not_tak
     [
         (b"size", b"many", "size: it should be an integer, not 'many'"),
         (b"size", b"0", "size: it should be greater than 0, not '0'"),
-        (b"size", b"9" * 19, "size: it must be at most 9223372036854775807"),
+        (b"size", b"9" * 19, "size: the value must be at most 9223372036854775807"),
         (b"bound", b"9" * 5000, "bound: it should be an integer with fewer digits, not '9999"),
         (b"quota", b"nan", "quota: it should be a finite number, not 'nan'"),
         (b"keep_s", b"1e999", "keep_s: it should be a finite number, not '1e999'"),
@@ -93,12 +93,12 @@ def test_what_nobody_has_set_is_read_as_its_default_and_verbs_fields_are_not_tak
         (b"unit", b"litres", "unit: it should be 'groups', 'samples' or 'tokens', not 'litres'"),
         (b"mode", b"someday", "mode: it should be 'sync', 'one_step' or 'async', not 'someday'"),
         (b"on_expiry", b"\xff\xfe", "on_expiry: it should be 'wait'"),
-        (b"lanes", b"train,tarin", r"lanes: nothing is ever admitted to \['tarin'\]"),
-        (b"lanes", b",", "lanes: nothing is ever admitted to"),
+        (b"lanes", b"train,tarin", r"lanes: no jobs are admitted to \['tarin'\]"),
+        (b"lanes", b",", "lanes: no jobs are admitted to"),
         (b"share", b"a b", "share: pool 'a b' is not a name"),
-        (b"from", b"yesterday", "start: start 'yesterday' is not a place to start"),
-        (b"priority", b"p" * 20_000, "priority: it has more than 16384 characters"),
-        (b"filters", b"a:b," * 10_000, "filters: it has more than 16384 characters"),
+        (b"from", b"yesterday", "start: start 'yesterday' is invalid"),
+        (b"priority", b"p" * 20_000, "priority: the value must have at most 16384 characters"),
+        (b"filters", b"a:b," * 10_000, "filters: the value must have at most 16384 characters"),
     ],
 )
 def test_a_field_that_redis_holds_wrongly_is_named(key: bytes, text: bytes, said: str) -> None:
@@ -124,20 +124,20 @@ def test_what_is_asked_for_is_checked_as_a_whole() -> None:
         "can never be cut: at most 65536 fit": {"size": 65537},
     }
     for words, values in bad.items():
-        with pytest.raises(ConfigError, match=f"Subscription 'rm' cannot work: .*{words}"):
+        with pytest.raises(ConfigError, match=f"Subscription 'rm' is invalid: .*{words}"):
             SubscriptionConfig.of(values, "rm")
-    with pytest.raises(ConfigError, match="needs the model whose clock that is"):
+    with pytest.raises(ConfigError, match="a driving subscription requires model"):
         Definition.of({"driving": True}, "rm")
     drives = {"driving": True, "model": "policy", "size": 4}
     alone = {
-        "mode sync means bound 0 for who drives, and bound is 9": {"mode": "sync", "bound": 9},
-        "mode one_step means bound 1 for who drives, and bound is 0": {"mode": "one_step", "bound": 0},
-        "mode one_step trains whole cohorts, and the sampler is fifo": {"mode": "one_step", "bound": 1},
+        "mode sync requires bound 0 for a driving subscription, but bound is 9": {"mode": "sync", "bound": 9},
+        "mode one_step requires bound 1 for a driving subscription, but bound is 0": {"mode": "one_step", "bound": 0},
+        "mode one_step trains complete cohorts, but sampler is fifo": {"mode": "one_step", "bound": 1},
         "leave trainer.over_sampling_groups out": {"sampler": "cohort", "over": 5},
         "leave trainer.filter.keep_when_few out": {"sampler": "cohort", "keep_when_few": True},
     }
     for words, values in alone.items():
-        with pytest.raises(ConfigError, match=f"Subscription 'rm' cannot work: .*{words}"):
+        with pytest.raises(ConfigError, match=f"Subscription 'rm' is invalid: .*{words}"):
             Definition.of({**drives, **values}, "rm")
     first = {"min_first": 32, "size": 32, "bound": 1}
     wide: list[dict[str, Any]] = [
@@ -148,13 +148,13 @@ def test_what_is_asked_for_is_checked_as_a_whole() -> None:
     for values in wide:
         assert Definition.of({**drives, **first, **values}, "rm").min_first == 32
     narrow: dict[str, dict[str, Any]] = {
-        "the gate lets no more than 8 groups in": {"size": 4},
-        "the gate lets no more than 31 groups in": {"size": 15, "over": 1},
-        "the gate lets no more than 28 groups in": {"size": 7, "per_version": 2},
+        "the gate admits at most 8 groups": {"size": 4},
+        "the gate admits at most 31 groups": {"size": 15, "over": 1},
+        "the gate admits at most 28 groups": {"size": 7, "per_version": 2},
         "can never be cut while at most 31 are held": {"keep_groups": 31, "size": 16},
     }
     for words, values in narrow.items():
-        with pytest.raises(ConfigError, match=f"Subscription 'rm' cannot work: .*{words}"):
+        with pytest.raises(ConfigError, match=f"Subscription 'rm' is invalid: .*{words}"):
             Definition.of({**drives, **first, **values}, "rm")
     for mode, bound in (("sync", 0), ("one_step", 1), ("async", 9)):
         assert Definition.of({**drives, "mode": mode, "bound": bound, "sampler": "cohort"}, "rm").bound == bound

@@ -65,7 +65,7 @@ TABLE: dict[str, tuple[type[BaseModel], str | None, Any, str]] = {
         MemberConfig,
         None,
         {"url": "http://h:1", "worker_type": "prefill"},
-        "http://h:1: bootstrap_port is for engines of worker_type prefill, and each of them needs one",
+        "http://h:1: bootstrap_port is required for worker_type prefill, and only for it: add or remove it",
     ),
 }
 

@@ -130,12 +130,12 @@ def test_T5_modes_have_their_bound_sampler_and_expiry() -> None:
     assert policy("async", bound=3) == Policy("async", 3, "mask", "oldest_version")
     assert policy("async", on_expiry="drop").on_expiry == "drop"
     fifo = TrainerConfig.model_validate({"subscription": {"sampler": "fifo"}})
-    with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
+    with pytest.raises(ConfigError, match="mode one_step trains complete cohorts, but sampler is fifo"):
         policy("one_step").definition(fifo, model="policy")
     for bound in (0, 1, 9):
         trainer = TrainerConfig.model_validate({"subscription": {"bound": bound}})
         assert policy("async").definition(trainer, model="policy").bound == bound
-    with pytest.raises(ConfigError, match="mode sync means bound 0 for who drives, and bound is 9"):
+    with pytest.raises(ConfigError, match="mode sync requires bound 0 for a driving subscription, but bound is 9"):
         policy("sync").definition(trainer, model="policy")
     beside = TrainerConfig.model_validate({"subscription": {"bound": 9, "sampler": "fifo", "driving": False}})
     assert policy("one_step").definition(beside, model="policy").bound == 9, "a mode is of who drives"

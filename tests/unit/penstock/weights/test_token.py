@@ -55,7 +55,7 @@ def test_the_configuration_may_bring_one_and_it_is_not_repeated(tmp_path: Path) 
     assert not config.run_dir.exists()
     with pytest.raises(ValueError, match="16 to 256 printable") as refused:
         config_in(tmp_path, token="too short")
-    assert "serving.token is no token" in str(refused.value)
+    assert "serving.token is invalid" in str(refused.value)
 
 
 def test_what_is_shown_of_a_token_is_none(tmp_path: Path) -> None:

@@ -175,10 +175,10 @@ def test_a_length_beyond_memory_is_a_sentence_where_it_is_shuffled() -> None:
 
 def test_keys_of_other_sources_are_refused() -> None:
     for keys, says in (
-        ({"path": "d", "source_args": {"a": 1}}, "remove them"),
-        ({"path": "d", "split": "train"}, "remove it"),
-        ({"path": "python:x"}, "names no class"),
-        ({"path": "hf:"}, "names no folder"),
+        ({"path": "d", "source_args": {"a": 1}}, "source_args requires a class"),
+        ({"path": "d", "split": "train"}, "remove"),
+        ({"path": "python:x"}, "does not name a class"),
+        ({"path": "hf:"}, "does not name a folder"),
     ):
         with pytest.raises(ValidationError, match=says):
             DatasetConfig(name="d", **keys)

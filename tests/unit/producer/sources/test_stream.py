@@ -252,8 +252,8 @@ def test_what_no_stream_can_do_is_refused_by_the_configuration(tmp_path: Path) -
             "train": [{**one, "weight": 1}, {**other, "weight": 1}],
             "epochs": 1,
         },
-        "held out, and all of it is read: remove its streaming": {"train": [other], "eval": [one]},
-        "streaming is of what Hugging Face datasets reads": {"train": [{**other, "streaming": True}]},
+        "is always read completely: remove its streaming": {"train": [other], "eval": [one]},
+        "streaming requires a Hugging Face dataset": {"train": [{**other, "streaming": True}]},
     }.items():
         with pytest.raises(ValidationError, match=words):
             data(**sections)

@@ -44,7 +44,7 @@ def test_a_held_out_sample_has_what_it_comes_to_and_the_category_of_its_prompt()
 
 
 def test_a_category_is_an_entry_of_the_metadata_of_held_out_prompts() -> None:
-    with pytest.raises(ValueError, match="name their column by metadata_key"):
+    with pytest.raises(ValueError, match="set metadata_key to the column"):
         DatasetConfig(name="held", path="h.jsonl", category_key="kind")
-    with pytest.raises(ValueError, match="is trained on, where a category_key means nothing"):
+    with pytest.raises(ValueError, match="category_key of training dataset"):
         DataConfig(train=HELD)

@@ -131,7 +131,7 @@ async def test_a_failure_names_no_secret_of_the_address(service: Service, to: st
 
 
 def test_a_run_without_an_address_asks_nobody() -> None:
-    with pytest.raises(ValueError, match=r"remote_rm needs remote\.url"):
+    with pytest.raises(ValueError, match=r"remote_rm requires remote\.url"):
         RewardConfig(function="remote_rm")
     with pytest.raises(ConfigError, match="names reward 'remote_rm'"):
         Rewards(RewardConfig()).check(Job("sums/0/0", 1, reward="remote_rm"))
