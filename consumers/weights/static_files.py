@@ -109,19 +109,9 @@ class FileServer:
         # Inherited by its connections: one whose client reads nothing for so long is closed.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
         self.connections = _Connections(self._answer, bytes_per_s)
-        server = await loop.create_server(
-            self.connections, sock=listening, ssl=tls, ssl_handshake_timeout=STALL_S if tls else None
-        )
-        self._accepting = loop.create_task(self._accept(server))
+        listening.setblocking(False)
+        self._accepting = loop.create_task(self.connections.accept(listening, tls))
         return int(listening.getsockname()[1])
-
-    async def _accept(self, server: asyncio.Server) -> None:
-        """Accept connections until cancelled; then close them."""
-        try:
-            await server.serve_forever()
-        finally:
-            for transport in self.connections.open:
-                transport.abort()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await self._respond(request)

@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -12,6 +15,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 HEAD_BYTES = 16 * 1024
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+#: Pause after a failed accept, for instance without a free file handle.
+RETRY_S = 0.1
+
+log = logging.getLogger(__name__)
 
 
 class BadRequests(logging.LoggerAdapter[logging.Logger]):
@@ -38,8 +47,11 @@ class Tally(Protocol):
 class Connections(web.Server):
     """Serve at most ``limit`` connections; close the oldest without an authorized request to accept a new one.
 
+    At most ``limit`` more are in their TLS handshake; the oldest is closed to accept a new one.
+
     Args:
-        idle_s: longest wait for the head of a request, since the connection opened or the last answer.
+        idle_s: longest TLS handshake, and longest wait for the head of a request, since the connection opened or the
+            last answer.
         linger_s: longest wait for the rest of a refused request's body.
     """
 
@@ -64,10 +76,49 @@ class Connections(web.Server):
             max_field_size=HEAD_BYTES,
         )
         self._limit = limit
+        self._idle_s = idle_s
         self.tally = tally
+        #: Connections in their handshake, the oldest first.
+        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
         #: Connections without an authorized request, oldest first; and connections with one.
         self._idle: dict[web.RequestHandler, asyncio.Transport] = {}
         self._busy: dict[web.RequestHandler, asyncio.Transport] = {}
+
+    async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Accept connections of a non-blocking socket until cancelled; then close it and all of them."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    accepted, _ = await loop.sock_accept(listening)
+                except OSError as exc:
+                    log.warning("failed to accept a connection: %s", exc)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                task = loop.create_task(self._start(accepted, tls))
+                self._handshakes[task] = accepted
+                task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+                if len(self._handshakes) > self._limit:
+                    self.tally.refused += 1
+                    with suppress(OSError):  # the client has closed it
+                        # Its transport reads the end, and closes it.
+                        self._handshakes.pop(next(iter(self._handshakes))).shutdown(socket.SHUT_RDWR)
+                await asyncio.sleep(0)  # the task has begun
+        finally:
+            listening.close()
+            for task in self._handshakes:
+                task.cancel()
+            for transport in self.open:
+                transport.abort()
+
+    async def _start(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        limit_s = self._idle_s if tls else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self, accepted, ssl=tls, ssl_handshake_timeout=limit_s
+            )
+        except OSError as exc:
+            log.debug("connection closed: %s", exc)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)

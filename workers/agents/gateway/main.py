@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a read by the client before its connection is closed.
 STALL_S = 60.0
-#: Longest TLS handshake, in seconds.
-HANDSHAKE_S = 10.0
 #: Most connections waiting to be accepted.
 BACKLOG = 1024
 #: Seconds between heartbeats of the presence record.
@@ -81,13 +79,7 @@ class Gateway:
         listening = _listen(config.agents.host, config.agents.port)
         routing = Routing(config, self._token, self._tally)
         server = GatewayServer(config, self._token, routing, self._tally)
-        opened = await asyncio.get_running_loop().create_server(
-            server.connections,
-            sock=listening,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
-            backlog=BACKLOG,
-        )
+        accepting = asyncio.create_task(server.connections.accept(listening, tls))
         metrics = serve(config, "gateway", "", self._tally)
         showing = asyncio.create_task(self._show(metrics.url if metrics else ""))
         host = host_in_url(config.agents.host, config.reached_at)
@@ -96,10 +88,10 @@ class Gateway:
         try:
             yield url
         finally:
-            opened.close()
+            accepting.cancel()
             await server.connections.shutdown(END_S)
             showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+            await asyncio.gather(accepting, showing, return_exceptions=True)
             await routing.close()
             if metrics is not None:
                 metrics.close()

@@ -55,6 +55,22 @@ def answers(server: FileServer, context: ssl.SSLContext) -> None:
             time.sleep(0.01)
 
 
+def test_handshakes_are_bounded_in_number(
+    folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a client without the token could take every file handle of the trainer."""
+    monkeypatch.setattr("penstock.consumers.weights.static_files.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("penstock.consumers.weights.static_files.STALL_S", 600.0)
+    context = ssl.create_default_context(cafile=pair[0])
+    tls = {"tls_cert": pair[0], "tls_key": pair[1]}
+    with serving(folder, **tls) as server, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connected(server)) for _ in range(20)]
+        assert ask(server, f"/{OBJECT}/weights.index", tls=context)[2] == b"index"
+        for index, one in enumerate(held[:-2]):
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1) == b"", f"{index}: the oldest are closed"
+
+
 def test_who_goes_in_the_middle_leaves_a_free_place(
     folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
