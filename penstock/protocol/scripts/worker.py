@@ -1,4 +1,4 @@
-"""Verbs of workers, and of the reclaimer of their leases."""
+"""Verbs of workers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
