@@ -1,4 +1,4 @@
-"""Errors that penstock raises on purpose."""
+"""Define the errors that penstock raises deliberately."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.records.cause import Cause
 
-#: Exit codes of commands and parts.
+#: Exit codes of commands and processes.
 EXIT_ERROR = 1
-#: Its configuration is invalid: supervisors treat a second such exit in a row as final.
+#: Invalid configuration; supervisors do not restart after a second such exit in a row.
 EXIT_CONFIG = 2
 EXIT_INTERRUPT = 130
-#: The reader of the output is gone (``| head``): 128 and the number of SIGPIPE, as in other programs.
+#: The reader of the output exited (``| head``): 128 plus the number of SIGPIPE, as for other programs.
 EXIT_PIPE = 141
 
 
 class PenstockError(Exception):
-    """Base of all errors that penstock raises on purpose. The text is one sentence that says what to do."""
+    """Base of all errors that penstock raises deliberately. The text is one sentence with the error and its fix."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the arguments of the constructor, so that Ray and process pools can pass it on."""
+        """Pickle without calling the constructor, so that Ray and process pools can pass the error on."""
         return _unpickled, (type(self), self.args, self.__dict__)
 
 
@@ -34,22 +34,22 @@ class ConfigError(PenstockError):
 
 
 class QueueUnavailable(PenstockError):
-    """Redis cannot be reached, or does not answer as it should."""
+    """Redis is unreachable, or answers incorrectly."""
 
 
 class QueueRefused(QueueUnavailable):
-    """Redis answers, and refuses the password or this user's rights, or is too old: waiting changes nothing."""
+    """Redis rejects the password or the user's rights, or is too old: retrying does not help."""
 
 
 class QueueLost(QueueUnavailable):
-    """Redis answers, and lost keys of the run, as after FLUSHALL, a deletion or an eviction. The text names them."""
+    """Redis lost keys of the run, for example by FLUSHALL, a deletion or an eviction. The text names them."""
 
 
 class QueueFull(PenstockError):
     """Redis holds more than 85 % of its maxmemory; admit and commit stop until there is room.
 
     Args:
-        cause: what a caller that waits for room reports.
+        cause: wait that the caller reports.
     """
 
     def __init__(self, message: str, cause: "Cause") -> None:
@@ -58,15 +58,15 @@ class QueueFull(PenstockError):
 
 
 class DiskFull(PenstockError):
-    """A file system has no room for what is to be written. The text names the place."""
+    """A file system is full. The text names the path."""
 
 
 class Fenced(PenstockError):
-    """A right was lost meanwhile; nothing was changed."""
+    """The caller lost its lease, leadership or ownership; nothing was changed."""
 
 
 class LeaseLost(Fenced):
-    """The group's lease token is not the caller's: another worker may hold the job now."""
+    """The lease token is not the group's current one: another worker may hold the job."""
 
 
 class LeadershipLost(Fenced):
@@ -82,11 +82,11 @@ class OwnershipLost(Fenced):
 
 
 class ProtocolError(PenstockError):
-    """A step was asked for in a state that does not allow it."""
+    """A record is invalid, or a step is not allowed in the current state."""
 
 
 class RolesApart(ProtocolError):
-    """A role has trained batches behind the one from which the driving role goes on: restore an earlier checkpoint.
+    """A role is ahead of the batch from which the driving role resumes: restore an earlier checkpoint of it.
 
     Args:
         batch: the last batch that a checkpoint may hold.
@@ -112,7 +112,7 @@ class EpisodeMoved(PenstockError):
 
 
 class EpisodeSuperseded(PenstockError):
-    """The episode started over, so that a key of it has no more use."""
+    """The episode started over, so its earlier key is invalid."""
 
     def __init__(self) -> None:
         super().__init__("The episode started over, and this key is of its earlier attempt: open another episode.")
@@ -123,27 +123,27 @@ class EpisodeFailed(PenstockError):
 
 
 class PayloadError(PenstockError):
-    """The bytes of a sample's payload are not what they claim to be."""
+    """The bytes of a sample's payload are corrupt."""
 
 
 class EngineError(PenstockError):
-    """The engine refused a request or answered what it may not."""
+    """The engine rejected a request or returned an invalid answer."""
 
 
 class EngineRefused(EngineError):
-    """The engine says that this request can never be answered; another try would be refused too."""
+    """The engine rejected a request permanently; a retry would fail as well."""
 
 
 class EngineDied(EngineError):
-    """The engine process is gone, or stopped answering for longer than its health limit."""
+    """The engine process died, or did not answer within its health limit."""
 
 
 class MemberDied(EngineDied):
-    """One of several engines behind a router was lost under a request; the others go on."""
+    """One of several engines behind a router died during a request; the others continue."""
 
 
 class ScoreError(PenstockError):
-    """A scoring job was buried or cancelled, or its results are gone."""
+    """A scoring job became a dead letter or was cancelled, or its results were deleted."""
 
 
 class EnvironmentTimeout(PenstockError):
@@ -151,14 +151,14 @@ class EnvironmentTimeout(PenstockError):
 
 
 class EnvironmentRaised(PenstockError):
-    """A sample's environment raised, tried to exit, or answered what is no Observation."""
+    """A sample's environment raised, tried to exit, or did not return an Observation."""
 
 
 class UserCodeError(PenstockError):
-    """Code of the user's gave no result, or one that it may not give.
+    """User code returned no result, or an invalid one.
 
     Args:
-        outcome: the ``JobFailure`` that it is to its job: ``reward_raised``, ``hook_timeout``, ...
+        outcome: the ``JobFailure`` to record for the job: ``reward_raised``, ``hook_timeout``, ...
         message: what happened, with the sample's id or the name of the function.
     """
 
@@ -172,29 +172,29 @@ class RewardError(UserCodeError):
 
 
 class JudgeError(RewardError):
-    """A model that judges gave no answer, or one that is none, within its tries. The text names it."""
+    """A judge returned no valid answer within its attempts. The text names it."""
 
-    #: Its name if it is unreachable: it answers no request.
+    #: Name of the judge if it is unreachable, else ''.
     away = ""
 
 
 class FrozenModelError(PenstockError):
-    """A frozen model that scores samples gave no log-probabilities of one within its tries. The text names both."""
+    """A frozen model returned no log-probabilities of a sample within its attempts. The text names both."""
 
 
 class HookError(UserCodeError):
-    """A function that section ``hooks`` names raised, hung, or gave what it may not."""
+    """A function of section ``hooks`` raised, timed out, or returned an invalid value."""
 
 
 class HistoryError(PenstockError):
-    """A file of a run's history is damaged, of another release, or none at all. The text names it."""
+    """A file is not a readable part of a history: damaged, of another release, or foreign. The text names it."""
 
 
 class PublishError(PenstockError):
     """Weights cannot be announced, or a worker cannot load them.
 
     Args:
-        cause: what a worker that refuses the version reports as its wait; None: the text says all.
+        cause: wait that a worker which rejects the version reports; None if the text suffices.
     """
 
     def __init__(self, message: str, cause: "Cause | None" = None) -> None:
@@ -203,20 +203,20 @@ class PublishError(PenstockError):
 
 
 class WeightsNotFinite(PublishError):
-    """Weights hold NaN or Inf, so their publication was refused; the text names a tensor."""
+    """Weights contain NaN or Inf, so their publication was rejected; the text names a tensor."""
 
 
 class DataEnded(PenstockError):
-    """No batch comes any more: every prompt of ``data.epochs`` passes was admitted, and what is left makes no batch."""
+    """No further batch will be cut: all prompts of ``data.epochs`` are admitted, and too few groups remain."""
 
 
 class WaitTimeout(PenstockError):
-    """A wait ran out of its time; the text says what it waited for, and holds the count and the cause.
+    """A wait timed out; the text describes what was awaited, with the count and the cause.
 
     Args:
-        count: how many of what it waited for had come (groups of a batch, rows of a column, ranks, workers, prompts);
-            None where nobody counts them.
-        cause: what was missing when the time ran out; its text is ``str(cause)``, None where it is not known.
+        count: number of awaited items (groups of a batch, rows of a column, ranks, workers, prompts) that had arrived;
+            None if they are not counted.
+        cause: what was missing at the time-out; None if unknown.
     """
 
     def __init__(self, message: str, *, count: int | None = None, cause: "Cause | None" = None) -> None:

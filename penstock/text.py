@@ -170,7 +170,7 @@ def safe_repr(value: object, most: int = 80) -> str:
 
 
 def name_of(value: object) -> str:
-    """Name of a value's type, whatever that is made of."""
+    """Return the name of a value's type, even if the type's own name is unusable."""
     try:
         return utf8_safe(str(type(value).__name__), MAX_NAME)
     except BaseException:
@@ -198,7 +198,7 @@ def format_exc(exc: BaseException) -> str:
 
 
 def trace_of(exc: BaseException) -> str:
-    """The traceback of an exception, with those that caused it."""
+    """Return the traceback of an exception, including its causes."""
     try:
         text = "".join(traceback.format_exception(exc)).strip()
     except BaseException:
@@ -227,7 +227,7 @@ def user_trace_of(exc: BaseException) -> str:
 
 
 class TooMuch(ValueError):
-    """A value is larger than whoever asked for it has room for."""
+    """A value exceeds the size limit of its caller."""
 
 
 def to_plain(value: Any, most: int = 2**20) -> Any:
@@ -245,7 +245,7 @@ def to_plain(value: Any, most: int = 2**20) -> Any:
     return _Plain(most).of(value, ())
 
 
-#: Deepest nesting of what a reward gives beside its number.
+#: Deepest nesting of ``reward_info``.
 MAX_DEPTH = 16
 
 
@@ -254,7 +254,7 @@ class _Plain:
         self._most = self._left = most
 
     def of(self, value: Any, above: tuple[int, ...]) -> Any:
-        """Args: ``above``: ids of what holds it."""
+        """Convert a value. ``above``: ids of the containers around it."""
         self._take(1)
         try:
             return self._of(value, above)

@@ -73,7 +73,7 @@ def write_targets(path: Path, groups: list[Group]) -> bool:
 
 
 #: Interval of warnings about a collector that fails.
-SAY_S = 60.0
+LOG_EVERY_S = 60.0
 
 INFO = gauge("part_info", "1; the labels identify the part and its run.", "run", "part", "name", "version")
 STARTED = gauge("part_start_time_seconds", "Time at which the part began to serve metrics, in seconds since 1970.")
@@ -94,7 +94,7 @@ class Part(Collector):
         self._collectors = collectors
         self._started = time.time()
         self._failed = 0
-        self._said = float("-inf")
+        self._logged_s = float("-inf")
 
     def collect(self) -> Iterator[Metric]:
         yield INFO.each({self._labels: 1.0})
@@ -108,8 +108,8 @@ class Part(Collector):
             return list(collector.collect())
         except (PenstockError, *PASSING) as exc:
             self._failed += 1
-            if time.monotonic() - self._said >= SAY_S:
-                self._said = time.monotonic()
+            if time.monotonic() - self._logged_s >= LOG_EVERY_S:
+                self._logged_s = time.monotonic()
                 log.warning("metrics missing from a scrape: %s", redact(str(exc)))
             return []
 

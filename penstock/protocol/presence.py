@@ -1,4 +1,4 @@
-"""A worker's presence: the record by which it reports its state twice a second, and functions that read it."""
+"""Define a worker's presence record, by which it reports its state twice a second, and read such records."""
 
 import math
 import os
@@ -39,14 +39,14 @@ class Attendance:
         self._name = ":".join(filter(None, (part, host, str(pid), name)))
         self._shown: dict[str, str | int] = {"part": part, "host": host, "pid": pid}
         self._shown |= {key: value for key, value in (("name", name), ("metrics", metrics)) if value}
-        self._told = 0.0
+        self._confirmed_s = 0.0
 
     def confirm(self) -> None:
         """Confirm the record if that is due. Cheap to call in a loop."""
-        if time.monotonic() - self._told < CONFIRM_S:
+        if time.monotonic() - self._confirmed_s < CONFIRM_S:
             return
         if self._write(pack({**self._shown, "at": time.time()})):
-            self._told = time.monotonic()
+            self._confirmed_s = time.monotonic()
 
     def end(self) -> None:
         """Delete the record: this process exits normally."""
@@ -262,15 +262,15 @@ def _known(cls: type, record: Any, what: str) -> dict[str, Any]:
             raise ProtocolError(f"{what} has a field {name} that it cannot have: {safe_repr(record[name])}.")
         if name in record and isinstance(record[name], float) and not math.isfinite(record[name]):
             raise ProtocolError(f"{what} has a field {name} that is no finite number: {record[name]}.")
-    return {name: _cut(name, record[name]) for name in cls.__dataclass_fields__ if name in record}  # type: ignore[attr-defined]
+    return {name: _truncate(name, record[name]) for name in cls.__dataclass_fields__ if name in record}  # type: ignore[attr-defined]
 
 
-def _cut(name: str, value: Any) -> Any:
-    """Return ``value`` cut to the limits for shown texts and lists."""
+def _truncate(name: str, value: Any) -> Any:
+    """Truncate a text or a list to the length limits of presence records."""
     if isinstance(value, str):
         return value[: MAX_WHY if name == "why" else MAX_WORD]
     if isinstance(value, list):
-        return [_cut("", one) for one in value[:MAX_ENTRIES]]
+        return [_truncate("", one) for one in value[:MAX_ENTRIES]]
     return value
 
 

@@ -80,5 +80,5 @@ def test_a_recording_is_not_for_a_whole_run(config: Config) -> None:
     alone = config.model_copy(update={"debug": config.debug.model_copy(update={"load_batches": "{rollout_id}.bin"})})
     with pytest.raises(ConfigError, match="use `penstock trainer`, or remove the key"):
         preflight.check(alone)
-    with pytest.raises(ValueError, match="remove the others"):
+    with pytest.raises(ValueError, match="remove the other keys"):
         type(config.debug)(load_batches="{rollout_id}", rollout_only=True)

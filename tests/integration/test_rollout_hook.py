@@ -187,7 +187,7 @@ async def test_a_drain_hands_a_group_back_at_no_charge(
 
 
 def test_samples_have_one_maker(config: Make) -> None:
-    with pytest.raises(ValidationError, match=r"hooks\.generate and hooks\.rollout both make samples"):
+    with pytest.raises(ValidationError, match=r"hooks\.generate and hooks\.rollout both generate samples"):
         config(hooks={"generate": f"{PARTS}:generate", "rollout": f"{PARTS}:debates"})
     own = {"name": "held", "path": "none.jsonl", "environment": f"{PARTS}:Echo"}
     data = {"train": [{"name": "d", "path": "none.jsonl"}], "eval": [own]}

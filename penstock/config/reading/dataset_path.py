@@ -1,4 +1,4 @@
-"""Paths of prompts: ``FILE``, ``hf:FOLDER_OR_NAME`` or ``OWNER/NAME``, ``python:module:Class``; any of them with
+"""Parse paths of datasets: ``FILE``, ``hf:FOLDER_OR_NAME`` or ``OWNER/NAME``, ``python:module:Class``; any of them with
 ``@[FIRST:LAST]`` for a slice of its lines.
 """
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from penstock.config.reading.hub import is_hub_id
 
-#: Ends of names of files, which no dataset at the Hub is called by.
-_OF_FILES = (".jsonl", ".json", ".gz", ".parquet", ".csv", ".txt")
+#: Extensions of data files; an id with one of them is a file, not a dataset at the Hub.
+_FILE_EXTENSIONS = (".jsonl", ".json", ".gz", ".parquet", ".csv", ".txt")
 _SLICE = re.compile(r"(.*)@\[(\d*):(\d*)\]")
 _MEANT_AS_SLICE = re.compile(r"@\[[^/]*$")
-#: Prefixes of paths that Hugging Face datasets reads, and of the user's classes.
+#: Prefixes of the paths of Hugging Face datasets and of user classes.
 HUB, CODE = "hf:", "python:"
-#: Line after the last one of a file.
+#: End of a slice that has none.
 END = 2**62
 
 
@@ -28,19 +28,19 @@ def code_name(text: str) -> str | None:
 
 
 def is_file(text: str) -> bool:
-    """Return whether it is the path of a file."""
+    """Return whether ``text`` is the path of a file."""
     return not text.startswith((HUB, CODE))
 
 
 def anchored(text: str, folder: Path, *, may_be_id: bool = True) -> str:
-    """Make a path absolute, relative to ``folder``; an id at the Hub is ``hf:ID``, and import paths are unchanged.
+    """Make a path absolute, relative to ``folder``; ids at the Hub become ``hf:ID``, import paths are unchanged.
 
     Args:
-        may_be_id: take OWNER/NAME for an id, where ``folder`` has no OWNER.
+        may_be_id: treat OWNER/NAME as an id if ``folder`` has no OWNER.
     """
     if is_file(text):
         file = text.partition("@[")[0]
-        is_id = may_be_id and is_hub_id(file, folder) and not file.endswith(_OF_FILES)
+        is_id = may_be_id and is_hub_id(file, folder) and not file.endswith(_FILE_EXTENSIONS)
         return HUB + text if is_id else str(folder / text)
     name = hub_name(text)
     if name and Path(folder, name).is_dir():
@@ -52,7 +52,7 @@ def parse_path(text: str) -> tuple[Path, int, int]:
     """Parse ``FILE`` or ``FILE@[a:b]`` into (file, first line, line after the last), counted from 0.
 
     Raises:
-        ValueError: it is not a slice, or an empty one.
+        ValueError: the slice is invalid or empty.
     """
     match = _SLICE.fullmatch(text)
     if match is None:

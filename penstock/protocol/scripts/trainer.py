@@ -264,7 +264,11 @@ def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int, role: st
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """Outcome of rewind: rewound (with the new gen), owner, floor or cursor (with the limit)."""
+    """Result of ``rewind``.
+
+    ``outcome``: ``rewound`` (``gen``: the new generation), ``owner`` (another trainer has the subscription), ``floor``
+    or ``cursor`` (``n`` is outside; ``limit`` is the nearest allowed batch).
+    """
 
     outcome: str
     gen: int

@@ -62,7 +62,7 @@ async def test_T11_a_sum_that_is_no_finite_number_is_reward_not_a_number() -> No
 
 
 def test_parts_and_a_function_are_one_too_many() -> None:
-    with pytest.raises(ValueError, match="parts take the place of function f1"):
+    with pytest.raises(ValueError, match="parts replace function f1"):
         RewardConfig(function="f1", parts={"f1": 1.0})
 
 

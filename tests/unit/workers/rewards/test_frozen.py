@@ -288,9 +288,9 @@ def test_the_fleet_gives_its_workers_the_address_and_the_folder(folder: Path, tm
     [
         ({"teacher": {"url": None}}, "rollout.teacher 'big' has no url, and fleet.models has no frozen model"),
         ({"teacher": {"path": None}}, "rollout.teacher 'big' has no path, so its tokenizer cannot be compared"),
-        ({"rollout": {"sampling": {"temperature": 0.7}}}, "dataset 'd' samples at 0.7: sample at 1, or remove"),
+        ({"rollout": {"sampling": {"temperature": 0.7}}}, "dataset 'd' samples at 0.7: set its temperature to 1"),
         ({"data": {"train": [{"name": "d", "path": "p", "sampling": {"temperature": 2}}]}}, "'d' samples at 2"),
-        ({"rollout": {"teacher": None}, "trainer": {"distill": {}}}, "trainer.distill learns from a teacher"),
+        ({"rollout": {"teacher": None}, "trainer": {"distill": {}}}, "trainer.distill requires a teacher"),
     ],
 )
 def test_what_cannot_work_is_refused(folder: Path, changes: dict[str, Any], why: str) -> None:

@@ -186,7 +186,7 @@ def test_only_groups_that_are_trained_on_get_one() -> None:
 
 def test_names_are_those_of_the_configuration() -> None:
     assert set(GROUP_REWARDS) == set(module._OWN)
-    with pytest.raises(ValueError, match="there is no group reward 'rank': did you mean ranks"):
+    with pytest.raises(ValueError, match="unknown group reward 'rank': did you mean ranks"):
         RewardConfig(group="rank")
     with pytest.raises(ConfigError, match=r"reward\.group nowhere:f cannot be imported: there is no module nowhere"):
         GroupReward(RewardConfig(group="nowhere:f"), Judges(()))
