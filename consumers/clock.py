@@ -1,4 +1,4 @@
-"""The clock of a model: the numbers of its versions, as counted by the trainer that drives it (T1, T2, T13)."""
+"""Number the versions of a model for the trainer that drives its clock (T1, T2, T13)."""
 
 import logging
 import time
@@ -22,15 +22,15 @@ from penstock.system.disk import until_room
 
 log = logging.getLogger(__name__)
 
-#: Times that a version is announced again after engines crashed on it.
-AGAIN = 3
+#: Most repeated announcements of a version after engines crashed on it.
+MAX_REPEATS = 3
 
 
 class Clock:
-    """One trainer's view of a model's versions. Every method blocks for a round trip or two.
+    """Read and advance a model's version for one trainer. Every method blocks for one or two round trips.
 
     Args:
-        subscriber: the trainer's subscription; if it drives, it owns the clock.
+        subscriber: subscription of the trainer, which owns the clock if it is driving.
         weights: folder of published versions.
     """
 
@@ -40,11 +40,11 @@ class Clock:
         #: Newest version at which this trainer, or a restored checkpoint, trained a batch; equal on all ranks.
         self.seen = 0
         self.model = model
-        #: Version that this trainer announced last; 0: none.
+        #: Version that this trainer announced last; 0 before the first.
         self.last = 0
         #: True between a rewind and the publication that must follow it.
         self.must_publish = False
-        #: Newest version seen by any part when the next one was numbered.
+        #: Newest version known to any process when the next version was numbered.
         self._known = 0
         #: True once missing publications were logged.
         self._warned = False
@@ -54,7 +54,7 @@ class Clock:
         return self._subscriber.keys
 
     def see(self, version: int) -> None:
-        """Note that a policy of this version existed: the number must not be used for another one."""
+        """Record that a policy of this version existed, so that its number is not reused."""
         self.seen = max(self.seen, version)
 
     def read(self) -> int:
@@ -67,17 +67,17 @@ class Clock:
         """Raise ProtocolError if Redis has lost a version that this trainer announced."""
         if clock < self.last and not self.must_publish:
             raise ProtocolError(
-                f"This trainer published version {self.last}, and Redis knows {clock} as the newest: it lost "
-                "acknowledged writes, as after a failover. Restore the last checkpoint."
+                f"This trainer published version {self.last}, but the newest version in Redis is {clock}: Redis lost "
+                "acknowledged writes, as in a failover. Restore the last checkpoint."
             )
 
     def check_batch(self, n: int, train_version: int, committed: int) -> None:
-        """Check that the manifest of a new batch ``n`` has the version that the trainer holds now (T2).
+        """Check that the manifest of a new batch ``n`` has the trainer's current version (T2).
 
         Args:
             committed: batch that was committed last.
 
-        Raises ProtocolError if a later version is published already; warns once if that version is not yet.
+        Raises ProtocolError if a later version is already published; warns once if that version is not published yet.
         """
         clock = self.read()
         self.check_lost(clock)
@@ -86,7 +86,7 @@ class Clock:
                 f"Batch {n} was cut for version {train_version}, but version {clock} is published: "
                 "publish once every trainer.batches_per_version batches."
             )
-        # A caller that takes a batch before it has trained the previous one publishes in between.
+        # A caller that takes a batch before training the previous one publishes in between.
         if clock < train_version and n == committed + 1 and not self._warned:
             self._warned = True
             log.warning(
@@ -98,11 +98,11 @@ class Clock:
             )
 
     def next_version(self) -> tuple[int, list[list[int]]]:
-        """Return the number of the next publication, and the versions abandoned until then.
+        """Return the number of the next publication, and the ranges of abandoned versions.
 
-        It is above every version that an engine holds or is about to load, a folder has, a trainer claimed or a
-        checkpoint was trained at, so that no number names two sets of weights (T1), even after a failover or a power
-        loss that lost publications.
+        The number is above every version that an engine has or is loading, a folder contains, a trainer claimed, or a
+        checkpoint was trained at, so that a number never identifies two sets of weights (T1), even after a failover or
+        a power loss that lost publications.
         """
         clock = self.read()
         self.check_lost(clock)
@@ -118,7 +118,7 @@ class Clock:
         return max(clock, self._known) + 1, self._abandoned() + gone
 
     def claim_next(self) -> tuple[int, list[list[int]]]:
-        """Return and reserve the number of ``next_version``, before it is announced without a folder.
+        """Reserve and return the number of ``next_version`` for an announcement without a folder.
 
         Blocks for the disk, and reports a wait for space. Raises PublishError.
         """
@@ -141,7 +141,7 @@ class Clock:
         return [list(span) for span in read_lineage(raw, None, name).abandoned]
 
     def newest(self) -> Publication:
-        """Return the last publication, with its folder if that is complete. Raises PublishError before the first."""
+        """Return the last publication, with its folder if complete. Raises PublishError before the first."""
         entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=1))
         if not entries:
             raise PublishError(f"Model {self.model!r} has no version yet: publish its weights before tick().")
@@ -153,12 +153,12 @@ class Clock:
         return self.newest() if self.read() else None
 
     def announce_again(self, bound: int) -> None:
-        """Announce the last version once more if engines crashed on it and no older one is served instead.
+        """Announce the last version again if engines crashed on it and no older version can be served.
 
-        Blocks for a round trip, usually. Raises PublishError after ``AGAIN`` repetitions.
+        Blocks for a round trip, usually. Raises PublishError after ``MAX_REPEATS`` repetitions.
 
         Args:
-            bound: age in versions of an older version that may be served instead; 0: none may.
+            bound: largest age, in versions, of an older version that may be served; 0 allows none.
         """
         if not self.last or self.must_publish:
             return
@@ -173,32 +173,32 @@ class Clock:
         others = self._with_folders([fields for entry, fields in entries if entry not in aside]) - {newest.version}
         if any(newest.version - v <= bound and not newest.abandons(v) for v in others):
             return
-        if newest.rev >= AGAIN:
+        if newest.rev >= MAX_REPEATS:
             raise PublishError(
-                f"Engines died on version {newest.version} of model {self.model!r} in each of its {newest.rev + 1} "
-                f"announcements and finished nothing, the last time so: {detail.decode(errors='replace')[:2000]}. "
-                "Restore an earlier checkpoint, or see in the engine's log what its weights break."
+                f"Engines crashed on version {newest.version} of model {self.model!r} before producing output after "
+                f"each of its {newest.rev + 1} announcements; last error: {detail.decode(errors='replace')[:2000]}. "
+                "Restore an earlier checkpoint, or check the engine's log for the cause."
             )
         with_folder = self.newest()
         if with_folder.id != newest.id or not with_folder.is_whole:
-            return  # try again when its folder is complete
+            return  # retry when the folder is complete
         log.error("announcing version %d again: engines crashed on it before producing output", newest.version)
         again = replace(with_folder, rev=newest.rev + 1, transport="disk", published_s=time.time())
         self.announce(again)
 
     def _with_folders(self, entries: list[dict[bytes, bytes]]) -> set[int]:
-        """Return the versions among these publications with which an engine can be started."""
+        """Return the versions of these publications that have a folder, from which an engine can start."""
         found = [Publication.from_bytes(fields.get(b"p", b""), "publication") for fields in entries]
-        told = self._subscriber.control.do(lambda client: read_all_whole(client, self._keys, self.model))
-        return {one.version for one in found if one.is_whole or one.version in told}
+        with_folder_ids = self._subscriber.control.do(lambda client: read_all_whole(client, self._keys, self.model))
+        return {one.version for one in found if one.is_whole or one.version in with_folder_ids}
 
     def announce(self, publication: Publication) -> int:
-        """Move the clock to ``publication``; return its version.
+        """Advance the clock to ``publication``; return its version.
 
         Raises:
-            ProtocolError: too large for a worker to read; nothing was announced.
-            PublishError: its number is not the next one, nothing new was committed, or another trainer owns the
-                subscription.
+            ProtocolError: the record is too large for workers; nothing was announced.
+            PublishError: the number is not the next one, no new batch was committed, or another trainer owns the
+            subscription.
         """
         record = publication.to_bytes()
         Publication.from_bytes(record, "The publication")
@@ -221,33 +221,33 @@ class Clock:
         return self.last
 
     def ask_evaluation(self, version: int, end: str) -> None:
-        """Have ``version`` evaluated, see ``Trainer.ask_evaluation``."""
-        # Stored as notes, which a full Redis accepts: the run is at its end. ``end`` is written before the version.
+        """Request an evaluation of ``version``, see ``Trainer.ask_evaluation``."""
+        # Stored as notes, which a full Redis accepts, because the run is ending. ``end`` is written before the version.
         control = self._subscriber.control
         control.call(scripts.note(self._keys, self._keys.source, "final_end", f"{version} {end}".encode()))
         control.call(scripts.note(self._keys, self._keys.clock, "final", str(version).encode()))
 
     def asked_last(self, end: str) -> int:
-        """Return the newest version, if it was requested with this ``end``; else 0."""
+        """Return the newest version if it was requested with this ``end``, else 0."""
 
-        def look(client: Client) -> list[Any]:
+        def read(client: Client) -> list[Any]:
             pipe = client.pipeline(transaction=True)
             pipe.hmget(self._keys.clock, "final", scripts.version_field(self.model))
             pipe.hget(self._keys.source, "final_end")
             return list(pipe.execute())
 
-        (final, newest), words = self._subscriber.control.do(look)
+        (final, newest), words = self._subscriber.control.do(read)
         same = final is not None and final == newest and words == final + f" {end}".encode()
         return count_of(final, "The last version to be evaluated") if same else 0
 
 
 def folder_of(weights: Path, version: int) -> Path:
-    """Return the path of a version under the folder of published ones."""
+    """Return the path of a version in the folder of published versions."""
     return weights / f"v{version:08d}"
 
 
 def versions_in(folder: Path) -> list[int]:
-    """Return the complete versions under a folder, ascending."""
+    """Return the complete versions in a folder, ascending."""
     return sorted(int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())
 
 

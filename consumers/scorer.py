@@ -1,10 +1,10 @@
-"""Compute log-probabilities of given sequences under a run's policy (compute_log_prob), with its own workers.
+"""Compute log-probabilities of given sequences under a run's policy (compute_log_prob) with the run's workers.
 
-    sequences ─> jobs on lane score ─> any worker: one prefill each ─> payloads ─> collected here, retired, swept
+    sequences ─> jobs on lane score ─> any worker: one prefill each ─> payloads ─> collected here, retired
 
-The jobs go through the state machine of all jobs, so a worker that dies loses none, and none is scored twice. They
-belong to the scorer rather than to a subscription: a subscription takes all jobs of a lane, including those of other
-scorers. Results of a dead scorer are retired by the buffer after ``buffer.score_ttl_s``.
+The jobs use the state machine of all jobs, so a dying worker loses no job, and each is scored once. They belong to the
+scorer instead of a subscription, which would take all jobs of a lane, including those of other scorers. The buffer
+retires results of a dead scorer after ``buffer.score_ttl_s``.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ SERIES = tuple(TABLE.values())
 
 @dataclass(slots=True)
 class ScorerTally(Collector):
-    """Running sums of one scorer."""
+    """Count the totals of one scorer."""
 
     calls: int = 0
     failed: int = 0
@@ -89,30 +89,30 @@ class ScorerTally(Collector):
         return families(TABLE, {name: getattr(self, name) for name in TABLE})
 
 
-#: Most jobs of one scorer that are admitted and not yet collected.
+#: Most admitted jobs of one scorer that are not collected yet.
 WINDOW = 64
-#: Longest blocking read in seconds: delay of a stop or a timeout, and of a check without events.
+#: Longest blocking read in seconds, which bounds the delay of stops, timeouts and checks without events.
 BLOCK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """Log-probabilities of one sequence."""
+    """Hold log-probabilities of one sequence."""
 
-    #: [L - start] float32, log-probability of each token from the start on, given all tokens before; temperature 1.
+    #: [L - start] float32, log-probability of each token from the start on, given all earlier tokens; temperature 1.
     logprobs: NDArray[np.float32]
-    #: Version of the weights; -1: the engine's initial ones.
+    #: Version of the weights; -1: the engine's initial weights.
     version: int
 
 
 class Scorer:
-    """Requests log-probabilities of given tokens from the workers of a run.
+    """Request log-probabilities of given tokens from the workers of a run.
 
     Args:
-        config: the run's configuration, or its YAML file; None reads the resolved one that parts left in the run's
-            folder.
+        config: configuration of the run, or its YAML file; None reads the resolved configuration from the run's
+        folder.
         run: name of the run, if ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
-        name: shown in job ids (``score-NAME/0/N``) and waits; unique among live scorers. None makes one.
+        name: unique name of the scorer in job ids (``score-NAME/0/N``) and waits; None generates a name.
 
     Thread-safe; one call at a time. Close it, or use it as a context manager.
     """
@@ -143,7 +143,7 @@ class Scorer:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. A call in another thread fails."""
+        """Close the connections, which fails a running call of another thread."""
         if self._exporter is not None:
             self._exporter.close()
         self._control.close()
@@ -159,23 +159,23 @@ class Scorer:
         timeout_s: float | None = None,
         stopped: threading.Event | None = None,
     ) -> list[Score]:
-        """Return log-probabilities of ``sequences[i]`` from token ``starts[i]`` on, in order. Blocks until complete.
+        """Return log-probabilities of ``sequences[i]`` from token ``starts[i]`` on. Blocks until all are complete.
 
-        Every sequence is scored under one version, that of the call or a later one; sequences of one call may be of
-        several. The wait is reported (`penstock why`).
+        Each sequence is scored under one version, the current one or a later one; sequences of a call may have
+        different versions. The wait is reported (`penstock why`).
 
         Args:
             sequences: [N][L] token ids, prompt and response.
-            starts: [N] index of the first token to be scored, 1 <= start <= L; the first token of all has no score.
-            temperature: of the distribution: 1, as engines support no other for given tokens.
-            timeout_s: longest wait; None: no limit.
-            stopped: set by another thread to end the wait.
+            starts: [N] index of the first scored token, 1 <= start <= L; the first token of a sequence has no score.
+            temperature: must be 1, because engines support no other temperature for given tokens.
+            timeout_s: longest wait in seconds; None: unlimited.
+            stopped: event that another thread sets to end the wait.
 
         Raises:
-            ConfigError: an invalid sequence, start or temperature.
-            ScoreError: the engine rejects a sequence (too long, for instance), or a job was cancelled.
-            WaitTimeout: the time is over, or ``stopped`` was set. All jobs are cancelled.
-            QueueFull, QueueUnavailable: errors of Redis.
+            ConfigError: a sequence, start or temperature is invalid.
+            ScoreError: the engine refused a sequence (too long, for instance), or a job was cancelled.
+            WaitTimeout: the call timed out, or ``stopped`` was set; all jobs are cancelled.
+            QueueFull, QueueUnavailable: Redis is full or unavailable.
         """
         check_temperature("Scorer.score", temperature)
         given = _check(sequences, starts)
@@ -193,7 +193,7 @@ class Scorer:
     async def ascore(
         self, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, timeout_s: float | None = None
     ) -> list[Score]:
-        """Run ``score`` for asyncio; a cancellation cancels the jobs."""
+        """Run ``score`` under asyncio; cancellation cancels the jobs."""
         stopped = threading.Event()
         work = asyncio.create_task(
             asyncio.to_thread(self.score, sequences, starts, timeout_s=timeout_s, stopped=stopped)
@@ -209,7 +209,7 @@ class Scorer:
 
 
 class _Call:
-    """One call of ``score``: its pending jobs, and the results."""
+    """Run one call of ``score``: track pending jobs and collect results."""
 
     def __init__(self, scorer: Scorer, deadline: float, timeout_s: float | None, stopped: threading.Event) -> None:
         self._scorer = scorer
@@ -218,7 +218,7 @@ class _Call:
         self._deadline = deadline
         self._timeout_s = timeout_s
         self._stopped = stopped
-        #: Job -> indexes of its sequences in the call.
+        #: Job -> indices of its sequences in the call.
         self._out: dict[str, list[int]] = {}
         self._starts: dict[int, int] = {}
         self._found: dict[int, Score] = {}
@@ -234,7 +234,7 @@ class _Call:
                 room = WINDOW - len(self._out)
                 self._admit(todo[:room])
                 del todo[:room]
-            if not self._look():
+            if not self._collect_finished():
                 self._wait(len(todo))
         return self._found
 
@@ -256,11 +256,11 @@ class _Call:
             gate=None,
         )
         answer = self._control.call(call)
-        # A lost reply: the retry finds the position where the first request left it.
+        # After a lost reply, a retry must find the position unchanged.
         if answer.position != at + len(jobs):
-            raise ProtocolError(f"Another scorer has the name {self._scorer.name!r}: give each a name of its own.")
+            raise ProtocolError(f"Another scorer has the name {self._scorer.name!r}: use unique names.")
 
-    def _look(self) -> int:
+    def _collect_finished(self) -> int:
         """Collect finished jobs; return their number."""
         jobs = list(self._out)
         states = self._control.do(partial(self._states, jobs))
@@ -286,14 +286,14 @@ class _Call:
         for row, version in rows:
             raw = data[row.sample]
             if raw is None:
-                raise ScoreError(f"The scores of {row.sample} are gone from payload server {row.server!r}: ask again.")
+                raise ScoreError(f"The scores of {row.sample} are gone from payload server {row.server!r}: retry.")
             place = self._out[row.job][row.k]
             logprobs = decode(raw, row.sample, row.checksum).logprobs[self._starts[place] :]
             self._found[place] = Score(np.array(logprobs, np.float32), version)
         for job in jobs:
             missing = [place for place in self._out[job] if place not in self._found]
             if missing:
-                raise ScoreError(f"Scoring job {job} was closed without {len(missing)} of its sequences: ask again.")
+                raise ScoreError(f"Scoring job {job} ended without {len(missing)} of its sequences: retry.")
             self._control.call(scripts.collect(self._keys, job, Lane.SCORE))
             del self._out[job]
 
@@ -308,18 +308,18 @@ class _Call:
         reason, detail = (fields.get(name, b"").decode(errors="replace") for name in (b"reason", b"detail"))
         places = self._out[job]
         last = (detail.strip().splitlines() or [""])[-1]
-        return f"Sequences {places[0]} to {places[-1]} cannot be scored; their job {job} was buried as {reason}: {last}"
+        return f"Sequences {places[0]} to {places[-1]} cannot be scored; job {job} is a dead letter ({reason}): {last}"
 
     def _wait(self, num_pieces: int) -> None:
-        """Sleep until something may be done, and report the wait. Raises WaitTimeout."""
+        """Report the wait and sleep until there may be progress. Raises WaitTimeout."""
         sequences = sum(map(len, self._out.values()))
         cause = ScoresPending(sequences, len(self._out), num_pieces)
         self._scorer._waiting.blocked_on(cause)
         left = self._deadline - time.monotonic()
         if left <= 0 or self._stopped.is_set():
-            why = "was ended" if self._stopped.is_set() else f"did not finish within {self._timeout_s:g} s"
+            why = "was stopped" if self._stopped.is_set() else f"did not finish within {self._timeout_s:g} s"
             raise WaitTimeout(
-                f"The scoring of {sequences} sequences {why}; `penstock workers ls` shows who works.",
+                f"The scoring of {sequences} sequences {why}; run `penstock workers ls` to check the workers.",
                 count=len(self._found),
                 cause=cause,
             )
@@ -329,12 +329,12 @@ class _Call:
                 return
 
     def _read_events(self, block_s: float) -> list[str]:
-        """Return jobs with events, of all scorers. Blocks until there are any, for at most ``block_s``."""
+        """Return jobs of all scorers with new events. Blocks until there is one, at most ``block_s``."""
         block_ms = max(1, int(block_s * 1000))
         try:
             news = self._scorer._events.xread({self._keys.samples: self._event}, count=1000, block=block_ms)
         except PASSING:
-            time.sleep(block_s)  # the next check waits for Redis, and reports it
+            time.sleep(block_s)  # the next check waits for Redis and reports the wait
             return []
         if not news:
             return []
@@ -351,20 +351,20 @@ class _Call:
 
 def _check(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Given]:
     if len(sequences) != len(starts):
-        raise ConfigError(f"{len(sequences)} sequences and {len(starts)} starts: give one start for each.")
+        raise ConfigError(f"{len(sequences)} sequences but {len(starts)} starts: pass one start per sequence.")
     given = []
     for i, (tokens, start) in enumerate(zip(sequences, starts, strict=True)):
         ids: list[Any] = tokens.tolist() if isinstance(tokens, np.ndarray) else [int(token) for token in tokens]
         if not 1 <= start <= len(ids):
-            raise ConfigError(f"sequence {i} has {len(ids)} tokens and start {start}: it must be in 1..{len(ids)}.")
+            raise ConfigError(f"sequence {i} has {len(ids)} tokens and start {start}: start must be in 1..{len(ids)}.")
         if min(ids) < 0:
-            raise ConfigError(f"sequence {i} holds id {min(ids)}: token ids are not negative.")
+            raise ConfigError(f"sequence {i} has token id {min(ids)}: token ids must not be negative.")
         given.append(Given(ids, int(start)))
     return given
 
 
 def _pieces(given: Sequence[tuple[int, Given]]) -> Iterator[list[tuple[int, Given]]]:
-    """Split sequences into jobs: at most ``MAX_SEQUENCES`` each, and ``MAX_TOKENS`` unless a single one is longer."""
+    """Split sequences into jobs of at most ``MAX_SEQUENCES`` sequences and ``MAX_TOKENS`` tokens (or one sequence)."""
     piece: list[tuple[int, Given]] = []
     size = 0
     for place, one in given:
@@ -378,11 +378,11 @@ def _pieces(given: Sequence[tuple[int, Given]]) -> Iterator[list[tuple[int, Give
 
 
 def _row(job: str, meta: SampleMeta) -> tuple[Row, int]:
-    """Return the location of a sample's payload, and the version it was scored under."""
+    """Return the location of a sample's payload, and the version of its scores."""
     row = row_of_meta(job, meta)
     version = meta.reward_info.get("version")
     if not isinstance(version, int):
-        raise PayloadError(f"sample {row.sample}: it does not say which version it was scored under.")
+        raise PayloadError(f"sample {row.sample}: reward_info lacks the version of its scores.")
     return row, version
 
 
@@ -393,7 +393,7 @@ def score(
     *,
     timeout_s: float | None = None,
 ) -> list[Score]:
-    """Call a ``Scorer`` of ``run`` (a name, or its configuration) once. Blocks; raises as ``Scorer.score``."""
+    """Score with a temporary ``Scorer`` of ``run`` (name or configuration). Blocks; raises like ``Scorer.score``."""
     scorer = Scorer(run) if isinstance(run, Config) else Scorer(run=run)
     with scorer:
         return scorer.score(sequences, starts, timeout_s=timeout_s)

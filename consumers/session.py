@@ -1,11 +1,11 @@
-"""One rank's connection to a run, from join to leave: the parts shared by all kinds of trainers.
+"""Connect one rank to a run: the components that all kinds of trainers share.
 
-    subscriber     its subscription                 reader        makes batches of manifests
-    progress       batches trained and committed    clock         the versions that it drives
+    subscriber     its subscription                 reader        makes batches from manifests
+    progress       batches trained and committed    clock         versions that it publishes
     publisher      publishes weights                steps         rows of trained batches
 
-``Trainer`` reads the batches that are cut for it; ``Requests`` reads the answers to its own prompts. ``RunClient`` has
-the methods of both.
+``Trainer`` reads the batches cut for it; ``Requests`` reads the answers to its own prompts. ``RunClient`` has the
+methods of both.
 """
 
 import os
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The parts of one rank, which share one connection to the control Redis. Not thread-safe.
+    """Hold the components of one rank, which share a connection to the control Redis. Not thread-safe.
 
     Args:
-        name: the subscription.
+        name: name of the subscription.
         seat: place of this process among the ranks and roles that train the subscription.
-        definition: definition of the subscription, set by rank 0 when it joins.
+        definition: definition of the subscription, which rank 0 sets when it joins.
         records: whether committed batches are recorded as training steps.
-        publishes: whether it publishes the model's weights and moves its clock, even if batches do not depend on it.
-        job: as of ``Subscriber``.
-        replica_group, prepare: as of ``BatchReader``.
-        reads_evaluations: whether rank 0 reads the evaluations of ``data.eval``, if it publishes.
+        publishes: whether the trainer publishes weights and advances the clock, even if batches do not depend on it.
+        job: see ``Subscriber``.
+        replica_group, prepare: see ``BatchReader``.
+        reads_evaluations: whether rank 0 of a publishing trainer reads the evaluations of ``data.eval``.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Session:
         self.reader = BatchReader(config, self.subscriber, replica_group=replica_group, prepare=prepare)
         self.progress = Progress(self.subscriber)
         self.clock = Clock(self.subscriber, model, weights_dir_of(config))
-        #: Sums of what it trained, published and waited for.
+        #: Totals of training, publication and waits.
         self.tally = Tally()
-        #: Records a row per committed batch, in the leading process.
+        #: Records a row per committed batch in the leader process.
         self.steps = self._recorder(url, definition, records)
         self._publisher: Publisher | None = None
         self.evaluations = Evaluations(config, self.clock, is_read=reads_evaluations and publishes and seat.leads)
@@ -103,7 +103,7 @@ class Session:
     def _recorder(self, url: str, definition: Definition, records: bool) -> StepRecorder:
         if not (self.seat.leads and records):
             return StepRecorder(self.config, self.name, self.tally, file=None)
-        # Members of a pool may all publish; the run's own trainer has the configured name.
+        # All members of a pool may publish; the run's main trainer has the configured name.
         is_main = self.name == self.config.trainer.name or (self.publishes and not definition.share)
         return StepRecorder(
             self.config,
@@ -115,7 +115,7 @@ class Session:
         )
 
     def join(self) -> None:
-        """Acquire the subscription; rank 0 serves metrics from then on. Blocks, and raises as ``Progress.join``.
+        """Acquire the subscription and, on rank 0, start serving metrics. Blocks and raises like ``Progress.join``.
 
         Raises ConfigError if the metrics address cannot be used.
         """
@@ -126,7 +126,7 @@ class Session:
         self._evaluation_reader.start()
 
     def close(self, *, finished: bool = True) -> None:
-        """Release the subscription, whatever other cleanup fails. Blocks shortly, and for trackers.
+        """Release the subscription even if other cleanup fails. Blocks briefly, and for trackers.
 
         Args:
             finished: False if the trainer failed.
@@ -143,7 +143,7 @@ class Session:
 
     @property
     def publisher(self) -> "Publisher":
-        """Return the publisher, created at first use; imports torch. Raises ConfigError if a package is missing."""
+        """Return the publisher, created on first use; imports torch. Raises ConfigError if a package is missing."""
         if self._publisher is None:
             try:
                 from penstock.consumers.weights.publisher import Publisher
@@ -153,39 +153,44 @@ class Session:
         return self._publisher
 
     def settle(self) -> None:
-        """Wait until the newest version has its folder. Raises PublishError if it will have none."""
+        """Wait until the folder of the newest version is complete. Raises PublishError if it failed."""
         if self._publisher is not None:
             self._publisher.writer.settle()
 
     def stream(self, prefetch: int = 0) -> Stream:
-        """Return the batches of this rank in order, ``prefetch`` of them read ahead."""
+        """Return the stream of this rank's batches, with ``prefetch`` batches read ahead."""
         return Stream(
-            self.subscriber, self.reader, self.progress, prefetch=prefetch, look=self._keep_announced, tally=self.tally
+            self.subscriber,
+            self.reader,
+            self.progress,
+            prefetch=prefetch,
+            on_wait=self._keep_announced,
+            tally=self.tally,
         )
 
     def agree(self, number: int, about: tuple[int, str, int] | None, word: str, timeout_s: float) -> list[str]:
-        """Exchange with every rank what it is about to train, see ``Trainer.agree``."""
+        """Compare with all ranks the batch about to be trained, see ``Trainer.agree``."""
         with self.tally.waiting("ranks"):
             return agree(self.subscriber, number, about, word, timeout_s)
 
     def check_clock(self, batch: Batch) -> None:
-        """Check that a new batch was cut for the version that the trainer holds now (T2), see ``Clock.check_batch``."""
+        """Check that a new batch was cut for the trainer's current version (T2), see ``Clock.check_batch``."""
         if self.seat.leads and self.publishes and batch.n > self.progress.redelivered:
             self.clock.check_batch(batch.n, batch.train_version, self.progress.committed)
 
     def hand_out(self, batch: Batch) -> None:
-        """Note that this rank trains ``batch`` from now on."""
+        """Record that this rank starts training ``batch``."""
         self.steps.hand_out(batch.n)
 
     def commit(self, batch: Batch, *, is_trained: bool = True) -> None:
         """Commit ``batch`` for this rank, see ``Trainer.commit``.
 
         Args:
-            is_trained: False if it is trained after the commit, or not at all: the caller records it.
+            is_trained: False if the batch is trained later or not at all, and recorded by the caller.
         """
         if batch.manifest.sub != self.name:
             raise ProtocolError(
-                f"Batch {batch.n} is of subscription {batch.manifest.sub!r}; commit it to its own trainer, not to "
+                f"Batch {batch.n} belongs to subscription {batch.manifest.sub!r}: commit it to that trainer, not to "
                 f"{self.name!r}."
             )
         self.progress.commit(batch.n, batch.digest)
@@ -200,14 +205,14 @@ class Session:
         return where | {"version": self.clock.seen}
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Return whether this rank can rewind to ``state``, see ``Trainer.fits``."""
+        """Return whether this rank can rewind to ``state``; see ``Trainer.fits``."""
         self.clock.see(int(state.get("version", 0)))
         return self.progress.can_go_back(int(state["batch"]))
 
     def go_back(self, n: int, version: int) -> None:
-        """Continue after batch ``n``, with weights trained on no later batch and no version above ``version``.
+        """Rewind to batch ``n``, with weights trained on no later batch and no version above ``version``.
 
-        The driving rank must publish next (T1). Raises as ``Progress.go_back``.
+        The driving rank must publish next (T1). Raises like ``Progress.go_back``.
         """
         self.steps.rewind(n)
         self.clock.see(version)
@@ -215,7 +220,7 @@ class Session:
         self.progress.go_back(n)
 
     def report(self, figures: Mapping[str, Any]) -> None:
-        """Add metrics to the step, see ``Trainer.report``. Blocks for one round trip on a rank that does not lead."""
+        """Add metrics to the step, see ``Trainer.report``. Blocks for one round trip except on the leader rank."""
         if self.seat.leads:
             self.steps.report(figures)
             return
@@ -229,10 +234,10 @@ class Session:
         return f"{self.name}/{seat.role}/{seat.rank}" if seat.roles else f"{self.name}/{seat.rank}"
 
     def _keep_announced(self) -> None:
-        """Repeat, during a wait for a batch, the announcement of a version that engines crash on.
+        """During a wait for a batch, repeat the announcement of a version that engines crash on.
 
-        Raises PublishError, and ProtocolError if Redis lost a publication: no batch is cut from samples of that version
-        until a later one replaces it.
+        Raises PublishError, and ProtocolError if Redis lost a publication, because no batch is cut from samples of that
+        version until a later version replaces it.
         """
         if self.seat.leads and self.publishes:
             self.clock.check_lost(self.clock.read())
@@ -243,9 +248,9 @@ class Session:
 
 
 class RunClient:
-    """Command engines, pin versions and report waits and figures, in every client of a run.
+    """Control engines, pin versions, and report waits and metrics; base class of all clients of a run.
 
-    The leader rank commands the engines; on other ranks these calls, but for ``workers``, return at once.
+    Only the leader rank controls the engines; on other ranks these calls, except ``workers``, return at once.
     """
 
     config: Config
@@ -267,41 +272,42 @@ class RunClient:
         return weights_dir_of(self.config)
 
     def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """Release GPU memory of every engine: ``weights``, ``kv_cache``, ``cuda_graph``; all by default.
+        """Release GPU memory of every engine: ``weights``, ``kv_cache``, ``cuda_graph``, by default all.
 
-        For a trainer on the engines' GPUs. Running requests return first (policy drain: samples end first). Restarted
-        workers do so too. Blocks until all have; engines need ``enable-memory-saver``.
+        For trainers that share GPUs with engines. Running requests return first (policy drain: samples end first).
+        Restarted workers also release memory. Blocks until all workers have; engines need ``enable-memory-saver``.
 
         Raises:
-            WaitTimeout: a worker has not within ``timeout`` seconds; names it.
+            WaitTimeout: a worker did not release its memory within ``timeout`` seconds; names the worker.
         """
         given = set(check_tags(tags))
         self._command(change, lambda offloaded: offloaded | given, timeout_s=timeout, blocked_on=self._blocked_on)
 
     def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """Restore that memory; with ``weights`` engines load the newest publication before they resume.
+        """Restore engine memory; with ``weights``, engines load the newest publication before they resume.
 
-        Blocks as :meth:`offload_engines`.
+        Blocks and raises like :meth:`offload_engines`.
         """
         given = set(check_tags(tags))
         self.session.settle()
         self._command(change, lambda offloaded: offloaded - given, timeout_s=timeout, blocked_on=self._blocked_on)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
-        """Enable failed health checks of engines; false: ignore them, while this process uses their GPUs.
+        """Enable or ignore failed health checks of engines; ignore them while this process uses the engines' GPUs.
 
-        An engine whose process exits is lost either way. Blocks until all do; raises as :meth:`offload_engines`.
+        An engine whose process exits is lost either way. Blocks until all workers apply it; raises like
+        :meth:`offload_engines`.
         """
         self._command(watch, watched, timeout_s=timeout)
 
     def revive_engines(self, *, timeout: float = 600.0) -> None:
-        """Restart lost engines at once, without the backoff after several failures; block until all serve.
+        """Restart lost engines at once, without the backoff after repeated failures; block until all serve.
 
-        They are restarted in any case; this is for a trainer that cannot continue without them. If engine memory is
+        Workers restart engines anyway; use this if training cannot continue without them. If engine memory is
         offloaded, return at once; the engines start when it is restored.
 
         Raises:
-            WaitTimeout: an engine is not back within ``timeout`` seconds; names its worker and the reason.
+            WaitTimeout: an engine did not serve within ``timeout`` seconds; names its worker and the reason.
         """
         self._command(revive, timeout_s=timeout, blocked_on=self._blocked_on)
 
@@ -313,25 +319,26 @@ class RunClient:
         return self.session.subscriber.control.do(lambda client: live_workers(client, self.keys))
 
     def pin(self, version: int, name: str) -> Path:
-        """Keep the folder of ``version`` for ``name`` (an evaluation, for example) until ``unpin``; return it.
+        """Pin the folder of ``version`` for ``name`` (an evaluation, for example) until ``unpin``; return the folder.
 
-        Raises PublishError if it does not exist any more. Blocks for one round trip.
+        Raises PublishError if the folder no longer exists. Blocks for one round trip.
         """
         return self.session.publisher.pin(version, name)
 
     def unpin(self, name: str) -> None:
-        """Remove the pin ``name``, so that its folder may be deleted."""
+        """Remove the pin ``name``, so that the folder may be deleted."""
         self.session.publisher.unpin(name)
 
     def tell_wait(self, what: str | Cause | None) -> None:
-        """Show in `penstock why` what the caller waits for outside of these calls; '' ends it. Returns at once."""
+        """Report in `penstock why` a wait of the caller outside of these calls; '' ends it. Returns at once."""
         self._blocked_on(user_wait(what))
 
     def report(self, **figures: Any) -> None:
-        """Add metrics, such as ``loss``, to the row of a step: in ``steps.jsonl``, `penstock status` and trackers.
+        """Add metrics such as ``loss`` to the row of a step in ``steps.jsonl``, `penstock status` and trackers.
 
-        Call it between two batches, before the commit or after it. Fields that every row has (``step``, ...) keep
-        their value. Returns at once; on a rank that does not lead it blocks for a round trip, for `trainers ls` only.
+        Call it between two batches, before or after the commit. Standard fields (``step``, ...) cannot be overwritten.
+        Returns at once on the leader rank; other ranks block for a round trip, and only `trainers ls` shows their
+        metrics.
         """
         self.session.report(figures)
 

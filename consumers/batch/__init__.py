@@ -1,1 +1,1 @@
-"""Turn a cut batch into what a trainer gets: read, check, lay out, record."""
+"""Turn a cut batch into arrays for a trainer: read, check, lay out, record."""

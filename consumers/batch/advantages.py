@@ -1,4 +1,4 @@
-"""Compute advantages of complete groups, from rewards alone, before the split over ranks (T11)."""
+"""Compute advantages of complete groups from rewards, before the split over ranks (T11)."""
 
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
@@ -12,9 +12,9 @@ from penstock.records.manifest import Row, sample_numbers
 Kind = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]
 KINDS = get_args(Kind)
 
-#: Added to the standard deviation, so that a group of equal rewards has advantage 0.
+#: Added to the standard deviation, so that groups with equal rewards have advantage 0.
 EPSILON = 1e-6
-#: Largest advantage: batches hold them in float32.
+#: Largest advantage, because batches store float32.
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -25,9 +25,10 @@ def row_advantages(
     weights: Sequence[float] | None = None,
     masked: Sequence[bool] | None = None,
 ) -> NDArray[np.float64]:
-    """Return [N] the advantage of each row of a complete batch, from ``group_advantages``.
+    """Return [N] the advantage of each row of a complete batch, computed by ``group_advantages``.
 
-    A sample of several parts counts once in its group, by the reward of its first row; all its rows have its advantage.
+    A sample of several parts counts once in its group, with the reward of its first row; all its rows get its
+    advantage.
     """
     if all(row.begin < 0 for row in rows):
         return group_advantages(rewards, [row.job for row in rows], kind, weights, masked)
@@ -49,7 +50,7 @@ def group_advantages(
 ) -> NDArray[np.float64]:
     """Return [N] the advantage of each sample within its group; groups may differ in size.
 
-    With m the mean of the group and n the number of its samples, without masked ones:
+    With m the mean of the group and n its number of samples, both without masked samples:
 
     - ``grpo``: (r - m) / (s + 1e-6), s the unbiased standard deviation (Shao et al. 2024, arXiv 2402.03300). GSPO
       (arXiv 2507.18071) and CISPO (arXiv 2506.13585) take the same advantage; they differ in the loss.
@@ -58,41 +59,41 @@ def group_advantages(
     - ``reinforce_pp_baseline``: a = r - m, then (a - M) / (S + 1e-6) with M and S the mean and the standard deviation
       of a over all loss tokens of the batch (Hu et al. 2025, arXiv 2501.03262)
 
-    In a group of one a is 0 for all kinds, and no deviation is computed. Advantages are finite for finite rewards of
-    any size: values beyond the range of float32 are clipped to ``LARGEST``.
+    In a group of one, a is 0 for all kinds, and no deviation is computed. Advantages are finite for finite rewards of
+    any size; values beyond the range of float32 are clipped to ``LARGEST``.
 
     Args:
-        weights: loss tokens of each sample of the complete batch; used by ``reinforce_pp_baseline`` only. None: equal
-            weights. All ranks have them from the manifest, so no communication is needed.
-        masked: samples that never bore loss (``Row.masked``), whose reward must not be learned from. Their advantage
-            is 0 and they do not count in m, s or n, as in the filter ``nonzero_std``. None: no sample is masked.
+        weights: loss tokens of each sample of the complete batch, only used by ``reinforce_pp_baseline``; None: equal
+        weights. They come from the manifest, so ranks need not communicate.
+        masked: samples that never bore loss (``Row.masked``), whose rewards must not be trained on: they have advantage
+        0 and do not count in m, s or n, as in the filter ``nonzero_std``. None: no sample is masked.
 
     Raises:
-        ConfigError: unknown kind.
+        ConfigError: the kind is unknown.
         ProtocolError: rewards, groups and weights differ in number, or a reward is not finite.
     """
     if masked is not None and any(masked):
         return _of_unmasked(rewards, groups, kind, weights, masked)
     if kind not in KINDS:
-        raise ConfigError(f"advantage {kind!r} is not known: use {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
+        raise ConfigError(f"unknown advantage {kind!r}: use {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
     if len(rewards) != len(groups):
         raise ProtocolError(f"{len(rewards)} rewards for {len(groups)} group ids.")
     values = np.asarray(rewards, np.float64)
     if not np.isfinite(values).all():
         where = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ProtocolError(f"a sample of group {groups[where]} has the reward {values[where]}, not a number.")
+        raise ProtocolError(f"a sample of group {groups[where]} has reward {values[where]}: rewards must be finite.")
     if not len(values):
         return values
     ids: dict[Hashable, int] = {}
     index = np.array([ids.setdefault(group, len(ids)) for group in groups])
     count = np.bincount(index).astype(np.float64)
-    # A power of 2 scales each group to at most 1, exactly: no sum and no square overflows.
+    # Scale each group exactly by a power of 2 to at most 1, so that no sum or square overflows.
     largest = np.zeros(len(ids))
     np.maximum.at(largest, index, np.abs(values))
     exponent = np.maximum(np.frexp(largest)[1], 0)
     values = np.ldexp(values, -exponent[index])
     centred: NDArray[np.float64] = values - (np.bincount(index, values) / count)[index]
-    # The mean of large rewards is rounded. Subtracting the error makes advantages of equal rewards exactly 0.
+    # The mean of large rewards is rounded: subtract the error, so that equal rewards have advantage exactly 0.
     centred = centred - (np.bincount(index, centred) / count)[index]
     others = np.maximum(count - 1, 1)
     with np.errstate(over="ignore"):
@@ -127,7 +128,7 @@ def _of_unmasked(
 
 
 def _whitened(values: NDArray[np.float64], weights: Sequence[float] | None, epsilon: float) -> NDArray[np.float64]:
-    """Scale to mean 0 and deviation 1 over the batch, each value counted ``weights`` times."""
+    """Scale to mean 0 and deviation 1 over the batch, counting each value ``weights`` times."""
     counts = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     if len(counts) != len(values):
         raise ProtocolError(f"{len(counts)} weights for {len(values)} rewards.")

@@ -1,8 +1,8 @@
-"""One rank's samples of a cut batch as arrays, and the figures of the complete batch.
+"""Represent one rank's samples of a cut batch as arrays, with statistics of the complete batch.
 
-A rank decodes only its own payloads. Figures of the complete batch come from the manifest, which every rank has:
-advantages (T11), the denominators of the loss (T10), and the number of micro-batches of every rank. Nothing here blocks
-or reads Redis; the caller passes the bytes.
+A rank decodes only its own payloads. Statistics of the complete batch come from the manifest, which every rank has:
+advantages (T11), loss denominators (T10), and the number of micro-batches. This module neither blocks nor reads Redis;
+the caller passes the bytes.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 
 def rank_rows(manifest: Manifest, dp_rank: int, dp_size: int) -> list[Row]:
-    """Return the rows of one rank whose payloads it has to fetch before it makes its ``Batch``, without lost ones."""
+    """Return one rank's rows, without lost ones, whose payloads it has to fetch for its ``Batch``."""
     rows = manifest.samples()
     return [rows[i] for i in partition.split(rows, dp_size, manifest.seed, manifest.split)[dp_rank] if not rows[i].lost]
 
 
 class Batch:
-    """One rank's share of a cut batch.
+    """Hold one rank's share of a cut batch.
 
     Args:
-        manifest: the record that every rank reads.
-        digest: name of the manifest's bytes (``Manifest.digest``); carried by commits.
-        payloads: bytes by sample id, or a callable that returns them for a row (it may block). Called once for each
-            sample, when arrays are first used, for this rank's rows without lost ones. None as a value means that the
-            payload was lost after the cut: its rows become fillers too, and are named in ``lost``.
-        dp_rank, dp_size: which share (T14).
+        manifest: record of the batch that every rank reads.
+        digest: digest of the manifest's bytes (``Manifest.digest``), sent with commits.
+        payloads: bytes by sample id, or a callable that returns them for a row (may block). Called once per sample of
+        this rank, without lost ones, when arrays are first used. The value None marks a payload that was lost after
+        the cut: its rows become fillers and are listed in ``lost``.
+        dp_rank, dp_size: index and number of shares (T14).
         advantage: kind of advantages, see ``penstock.consumers.batch.advantages``.
-        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: mask no
-            more. ``counts`` and advantages cover the remaining tokens, in the complete batch (T10).
-        store: where columns are written and read (T13); None keeps them in this object.
-        read_sides: reads side arrays stored under keys of their own; None: there are no such arrays.
+        max_staleness: tokens staler than this bear no loss here, regardless of the bound of the cut; None: no further
+        masking. ``counts`` and advantages cover the remaining tokens of the complete batch (T10).
+        store: store of columns (T13); None keeps them in this object.
+        read_sides: reads side arrays that have their own keys; None if there are none.
 
     Raises:
-        ProtocolError: the manifest contradicts itself, or breaks its own staleness bound (I6).
+        ProtocolError: the manifest is inconsistent, or violates its staleness bound (I6).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Batch:
         self.digest = digest
         self.dp_rank = dp_rank
         self.dp_size = dp_size
-        #: Rows of the complete batch, group by group.
+        #: Rows of the complete batch, ordered by group.
         self.all_rows = manifest.samples()
         layout.check_manifest(manifest, self.all_rows)
         self._shares = partition.split(self.all_rows, dp_size, manifest.seed, manifest.split)
@@ -80,16 +80,16 @@ class Batch:
         self.store = store if store is not None else columns.LocalColumns()
         #: Result of ``Trainer(prepare=...)``.
         self.prepared: Any = None
-        #: False if the batch is not trained, like the answers of an evaluation: logprobs of any kind may be read then.
+        #: False for batches that are not trained, such as evaluations, whose logprobs may be of any kind.
         self.trained = True
         self._read_sides = read_sides
         self._advantage = advantage
-        #: Column -> rows without a value, and all rows that it was read for.
-        self._hollow: dict[str, set[int]] = {}
+        #: Column -> rows without a value; column -> all rows that were read.
+        self._without_value: dict[str, set[int]] = {}
         self._got: dict[str, set[int]] = {}
         self._loss = LossTokens(manifest, self.all_rows, max_staleness)
         self._counts = self._loss.counts(range(len(self.all_rows)))
-        #: Loss tokens of each row when it was cut: tokens removed later still count in the group for advantages.
+        #: Loss tokens of each row at the cut: tokens removed later still count for advantages.
         self._weights = tuple(self._loss.per_row)
         self._opened = OpenedPayloads(manifest.n, self.rows, payloads, read_sides)
         given = self._advantages_of([row.reward for row in self.all_rows])
@@ -111,8 +111,8 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return denominators of the loss over all ranks: ``loss_tokens``, ``loss_samples`` (those with at least one),
-        ``samples``, ``groups`` (T10)."""
+        """Return the loss denominators over all ranks: ``loss_tokens``, ``loss_samples`` (with at least one loss
+        token), ``samples``, ``groups`` (T10)."""
         return self._counts
 
     @property
@@ -121,10 +121,10 @@ class Batch:
         return np.asarray(self._arrays.advantages, np.float64)
 
     def set_advantages(self, values: Sequence[float]) -> None:
-        """Replace the advantages: one for each of ``all_rows``, the same on every rank (T11). Call before using arrays.
+        """Replace the advantages of ``all_rows``, equally on every rank (T11). Call before using arrays.
 
         Raises:
-            ProtocolError: the wrong number of values, or one is not finite in float32.
+            ProtocolError: the number of values is wrong, or a value is not finite in float32.
         """
         found = np.asarray(values, np.float64)
         if found.shape != (len(self.all_rows),) or not (np.abs(found) <= advantages.LARGEST).all():
@@ -135,25 +135,24 @@ class Batch:
         self._arrays.advantages = found
 
     def set_rewards(self, values: Sequence[float], unknown: Collection[int] = ()) -> None:
-        """Recompute advantages from other rewards; call as ``set_advantages``.
+        """Recompute advantages from other rewards; call it like ``set_advantages``.
 
-        The reward of a sample of several parts is that of its first row.
+        The first row of a sample of several parts determines its reward.
 
         Args:
-            unknown: rows with an unknown reward: the advantage of their samples is 0, and these do not count in their
-                groups.
+            unknown: rows with an unknown reward, whose samples get advantage 0 and do not count in their groups.
         """
         self.set_advantages(self._advantages_of(values, unknown).tolist())
 
     def remove(self, indices: Collection[int]) -> None:
-        """Remove the loss from these of ``all_rows``, the same on every rank. ``counts`` exclude them, advantages
-        do not (T10). Call before arrays are made.
+        """Remove the loss from some of ``all_rows``, equally on every rank. ``counts`` exclude these rows, advantages
+        include them (T10). Call before using arrays.
 
         Raises:
-            ProtocolError: no such row.
+            ProtocolError: a row does not exist.
         """
         if wrong := [i for i in indices if not 0 <= i < len(self.all_rows)]:
-            raise ProtocolError(f"{self._what} has {len(self.all_rows)} samples, and none numbered {wrong[:10]}.")
+            raise ProtocolError(f"{self._what} has {len(self.all_rows)} samples, invalid indices: {wrong[:10]}.")
         self._loss.remove(indices)
         self._counts = self._loss.counts(range(len(self.all_rows)))
 
@@ -164,14 +163,14 @@ class Batch:
 
     @property
     def shares(self) -> Sequence[Sequence[int]]:
-        """Return ``indices`` of every rank."""
+        """Return the ``indices`` of every rank."""
         return self._shares
 
     @property
     def temperature(self) -> float:
-        """Return the temperature of all samples of the complete batch that bear loss; 1 if none does.
+        """Return the common temperature of all samples of the complete batch that bear loss; 1 if none does.
 
-        For a trainer that divides all logits by one number; ``arrays()["temperatures"]`` has one for each sample.
+        For trainers that divide all logits by one number; ``arrays()["temperatures"]`` has the temperature per sample.
         Raises ConfigError if they differ.
         """
         return behaviour.temperature_of(self.all_rows, self._what)
@@ -191,8 +190,8 @@ class Batch:
         """Return this rank's samples as numpy arrays; torch is not needed.
 
         Args:
-            keys: which [B, L] arrays to make (``TOKEN_KEYS`` in token_arrays.py); arrays that are not made cost
-                nothing. None makes all. Checks do not depend on it.
+            keys: [B, L] arrays to make (``TOKEN_KEYS`` in token_arrays.py), as omitted arrays cost nothing; None makes
+            all. Checks do not depend on it.
 
         Returns:
             ``tokens`` int64, ``loss_mask``, ``generated`` bool, ``logprobs``, ``advantages`` float32, ``versions``,
@@ -204,9 +203,9 @@ class Batch:
 
         Raises:
             PayloadError: a payload does not match its row.
-            ProtocolError: no such key.
-            ConfigError: logprobs are requested, and those of a sample that bears loss, on any rank, are from before a
-                temperature other than 1 was applied (T6): they cannot be trained on.
+            ProtocolError: a key is unknown.
+            ConfigError: logprobs are requested, but a sample that bears loss, on any rank, has logprobs before a
+            temperature other than 1 (T6), which cannot be trained on.
         """
         return self._arrays.padded(range(len(self.rows)), self._wanted(keys)) | {"counts": self.counts}
 
@@ -217,14 +216,14 @@ class Batch:
     def packed(
         self, max_tokens: int, device: "str | torch.device | None" = None, keys: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Return micro-batches of at most ``max_tokens`` tokens, samples concatenated, without padding.
+        """Return micro-batches of concatenated samples, without padding, of at most ``max_tokens`` tokens.
 
-        Every rank gets the same number; missing ones are fillers of one token with mask 0 (T10). A sample longer than
-        ``max_tokens`` has a micro-batch to itself.
+        Every rank gets the same number of micro-batches; missing ones are fillers of one token with mask 0 (T10). A
+        sample longer than ``max_tokens`` gets its own micro-batch.
 
         Returns:
-            dicts as of ``padded()``, but token keys are [T], plus ``cu_seqlens`` int32 [B + 1] (where each sample
-            begins, and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
+            dicts like ``padded()``, but with token keys [T], plus ``cu_seqlens`` int32 [B + 1] (start of each sample,
+            and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
         """
         split, wanted = self._members(max_tokens, None, padded=False), self._wanted(keys)
         made = (self._arrays.packed(members, wanted) | {"counts": self.counts} for members in split)
@@ -247,7 +246,7 @@ class Batch:
         for name in SIDE_KEYS.keys() & wanted:
             layout.check_sides(self.all_rows, self._loss.per_row, name, self.n)
         if self.trained and "logprobs" in wanted:
-            # Uses the rows of all ranks, so that all ranks raise and none blocks in a collective.
+            # Check the rows of all ranks, so that all ranks raise and none blocks in a collective.
             behaviour.check_comparable(self.all_rows, self._what)
         return wanted
 
@@ -259,15 +258,14 @@ class Batch:
         device: "str | torch.device | None" = None,
         keys: Collection[str] | None = None,
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the micro-batches of each of ``count`` optimizer steps over this batch.
+        """Split this batch into ``count`` optimizer steps; yield the micro-batches of each step.
 
-        Groups are not split, and every rank assigns groups to steps alike (``partition.minibatches``). ``counts`` in
-        each micro-batch are those of its step over all ranks, so a step's loss is divided by its own figures (T10);
-        all ranks must skip a step without loss tokens. Advantages are those of the complete batch. A rank without a
-        row in a step runs fillers.
+        Groups are not split, and all ranks assign groups to steps equally (``partition.minibatches``). ``counts`` of a
+        micro-batch cover its step over all ranks, as denominators of the step's loss (T10); all ranks must skip a step
+        without loss tokens. Advantages come from the complete batch. A rank without rows in a step runs fillers.
 
         Args:
-            Others as for ``micro_batches``.
+            Other arguments: see ``micro_batches``.
         """
         wanted = self._wanted(keys)
         for part in partition.minibatches(self.all_rows, count, self.manifest.seed):
@@ -278,7 +276,7 @@ class Batch:
             ]
 
     def decode(self) -> None:
-        """Check and open the payloads now, in the calling thread, instead of when arrays are first used."""
+        """Check and open the payloads now, in the calling thread, instead of on first use of arrays."""
         _ = self._opened.all
 
     def put(self, name: str, array: Any, *, micro: Mapping[str, Any] | None = None) -> None:
@@ -286,58 +284,59 @@ class Batch:
 
         Args:
             name: 1 to 64 letters, digits, '_.-'.
-            array: numpy or torch (bfloat16 is stored as float32), laid out as ``arrays()`` or ``padded()``: [B, L] or
-                [B, L, W] per token, or [B] per sample. Padding is not stored.
-            micro: a dict of ``packed()`` or ``micro_batches()``; ``array`` then has its layout ([T] or [T, W] if
-                packed) and rows. Put every micro-batch of the rank.
+            array: numpy or torch array (bfloat16 is stored as float32) with the layout of ``arrays()`` or ``padded()``:
+            [B, L] or [B, L, W] per token, or [B] per sample. Padding is not stored.
+            micro: dict from ``packed()`` or ``micro_batches()`` whose layout ([T] or [T, W] if packed) and rows
+            ``array`` has. Put every micro-batch of the rank.
 
         Raises:
-            ProtocolError: wrong shape or dtype, already committed, other values than before, too many columns.
+            ProtocolError: the shape or dtype is wrong, the batch is already committed, other values were already put,
+            or there are too many columns.
             OwnershipLost: the subscription was rewound or taken over meanwhile.
         """
         of = self._layout(micro)
         self.store.write(name, columns.split(array, of, self._lost, f"batch {self.n} of this rank", name))
 
     def get(self, name: str, *, micro: Mapping[str, Any] | None = None, timeout: float = 600.0) -> NDArray[Any]:
-        """Read a column put by another role; blocks, and reports the wait, until every row of this rank has a value.
+        """Read a column of another role. Blocks, with a reported wait, until every row of this rank has a value.
 
         Args:
-            micro: as for ``put``: only its rows, in its layout.
+            micro: as in ``put``; only its rows are read, in its layout.
             timeout: seconds.
 
         Returns:
-            [B, L] (or [B, L, W]) or [B], as it was put; 0 on padding, fillers and payloads lost here or at the writer:
-            ``no_value`` returns which rows. A numpy array; ``torch.from_numpy`` shares it.
+            numpy array [B, L] (or [B, L, W]) or [B], as put; 0 on padding, fillers, and payloads lost here or by the
+            writer (rows: ``no_value``). ``torch.from_numpy`` shares its memory.
 
         Raises:
-            WaitTimeout: not complete in time. OwnershipLost: the batch was discarded. PayloadError: damaged.
+            WaitTimeout: values are missing. OwnershipLost: the batch was discarded. PayloadError: a value is damaged.
         """
         of = self._layout(micro)
         wanted = [row for row in of.rows if row >= 0]
         values = self.store.read(name, wanted, timeout) if wanted else {}
         out = columns.join(values, of, self.all_rows, self._lost, name)
         self._got.setdefault(name, set()).update(wanted)
-        if hollow := columns.hollow(values) - self._lost:
-            self._hollow.setdefault(name, set()).update(hollow)
-            self.store.tell_lost(name, sorted(hollow))
+        if missing := columns.rows_without_value(values) - self._lost:
+            self._without_value.setdefault(name, set()).update(missing)
+            self.store.report_lost(name, sorted(missing))
         return out
 
     def no_value(self, name: str, *, micro: Mapping[str, Any] | None = None) -> NDArray[np.bool_]:
-        """Return [B] True on rows without a value in column ``name``, which read as 0: exclude them from the loss.
+        """Return [B] True on rows without a value in column ``name``, read as 0, to exclude them from the loss.
 
-        These are fillers, samples whose payload is lost here, and those whose payload the writer had lost (counted as
+        These are fillers, samples whose payload is lost here, and samples whose payload the writer had lost (counted as
         ``column_lost``).
 
         Args:
             micro: as in the preceding call of ``get``.
 
         Raises:
-            ProtocolError: the column was not read.
+            ProtocolError: the column was not read before.
         """
         rows = self._layout(micro).rows
         if name not in self._got or not self._got[name].issuperset(row for row in rows if row >= 0):
             raise ProtocolError(f"Column {name!r} of batch {self.n} was not read yet: call get({name!r}) first.")
-        missing = self._lost | self._hollow.get(name, set()) | {-1}
+        missing = self._lost | self._without_value.get(name, set()) | {-1}
         return np.array([row in missing for row in rows])
 
     def _layout(self, micro: Mapping[str, Any] | None) -> columns.Layout:
@@ -346,7 +345,7 @@ class Batch:
             return columns.Layout(list(self._indices) or [-1], lengths)
         of = columns.Layout.of_micro(micro)
         if foreign := set(of.rows) - set(self._indices) - {-1}:
-            raise ProtocolError(f"micro holds rows {sorted(foreign)}, which are not of this rank of batch {self.n}.")
+            raise ProtocolError(f"micro has rows {sorted(foreign)}, which are not of this rank of batch {self.n}.")
         return of
 
     @cached_property
@@ -357,7 +356,7 @@ class Batch:
     def _members(
         self, max_tokens: int | None, max_samples: int | None, *, padded: bool, of: Collection[int] | None = None
     ) -> list[list[int]]:
-        """Return positions in ``rows`` by micro-batch, only of rows in ``of`` (None: all); empty lists are fillers."""
+        """Return positions in ``rows`` by micro-batch, for rows in ``of`` (None: all); empty lists are fillers."""
         shares = self._shares if of is None else [[i for i in share if i in of] for share in self._shares]
         mine = [at for at, i in enumerate(self._indices) if of is None or i in of]
         lengths = [self.rows[at].length for at in mine]
@@ -367,11 +366,11 @@ class Batch:
 
     @cached_property
     def lost(self) -> list[str]:
-        """Return ids of this rank's rows whose payload is gone; they are fillers. Decodes the batch."""
+        """Return the ids of this rank's rows with lost payloads, which are fillers. Decodes the batch."""
         return [row.sample for row, payload in zip(self.rows, self._opened.all, strict=True) if payload is None]
 
     def share(self, dp_rank: int, dp_size: int) -> "Batch":
-        """Split the same manifest otherwise, for a caller with all payloads (``dp_size`` 1) that distributes shares."""
+        """Return another share of the manifest, for a caller with all payloads (``dp_size`` 1)."""
         other = Batch(
             self.manifest,
             digest=self.digest,
@@ -387,15 +386,15 @@ class Batch:
         return other
 
     def has_side(self, name: str) -> bool:
-        """Return whether any sample of the batch, on any rank, has a side array ``name`` that can be read here."""
+        """Return whether any sample of the batch, on any rank, has a readable side array ``name``."""
         return self._read_sides is not None and any(side[0] == name for row in self.all_rows for side in row.sides)
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
-        """Return side array ``name`` of each of this rank's samples, None for a sample without it. Decodes the batch.
+        """Return side array ``name`` of each of this rank's samples, None if absent. Decodes the batch.
 
-        Arrays stored under keys of their own (``sample.sides``) are read now, and not cached: blocks for their bytes.
+        Arrays with their own keys (``sample.sides``) are read now, which blocks, and are not cached.
 
         Raises:
-            PayloadError: a committed array is gone, or damaged (T17).
+            PayloadError: a committed array is gone or damaged (T17).
         """
         return self._opened.side(name)

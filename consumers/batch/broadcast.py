@@ -1,7 +1,7 @@
-"""Let one replica read the payloads and broadcast them to the others of its share: tensor, pipeline, context (T14).
+"""Let one replica read the payloads of a share and broadcast them to its other replicas (T14).
 
-Every replica has read the manifest by itself before, and they synchronize outside the collective: no rank waits for
-data inside one. ``torch.distributed`` carries bytes only, never objects.
+Each replica reads the manifest itself, and replicas synchronize outside the collective, so that no rank waits for data
+inside a collective. ``torch.distributed`` carries only bytes, never objects.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from penstock.consumers.batch.fetch import Bytes
 from penstock.errors import ConfigError, PayloadError
 from penstock.records.manifest import Row
 
-#: Bytes of one broadcast.
+#: Largest broadcast, in bytes.
 CHUNK_BYTES = 256 * 1024 * 1024
 _GONE, _FAILED = -1, -2
 
@@ -23,26 +23,26 @@ Read = Callable[[Sequence[Row]], dict[str, Bytes | None]]
 
 
 def check_group(group: Any, replica: int, num_replicas: int) -> None:
-    """Raise ConfigError if ``group`` is not that of the replicas, in their order, or carries no host memory."""
+    """Raise ConfigError unless ``group`` contains the replicas in order and supports host memory."""
     if dist.get_world_size(group) != num_replicas or dist.get_rank(group) != replica:
         raise ConfigError(
-            f"replica_group has {dist.get_world_size(group)} ranks and this is number {dist.get_rank(group)} of them, "
-            f"but this is replica {replica} of {num_replicas}: give the group of the replicas of one dp_rank, in order."
+            f"replica_group has {dist.get_world_size(group)} ranks with this process at {dist.get_rank(group)}, but "
+            f"this is replica {replica} of {num_replicas}: pass the group of the replicas of one dp_rank, in order."
         )
     if "gloo" not in str(dist.get_backend(group)):
         raise ConfigError(
-            f"replica_group uses {dist.get_backend(group)}, which carries no host memory: make it with "
+            f"replica_group uses {dist.get_backend(group)}, which does not support host memory: create it with "
             "torch.distributed.new_group(ranks, backend='gloo')."
         )
 
 
 def share(group: Any, rows: Sequence[Row], read: Read) -> dict[str, Bytes | None]:
-    """Return payloads of ``rows``, one for each sample, by its id on every replica; only the first calls ``read``.
+    """Return the payloads of ``rows`` by sample id on every replica; only the first replica calls ``read``.
 
     Collective, blocks.
 
     Raises:
-        PayloadError: the reading replica could not read; its own error says why.
+        PayloadError: the first replica failed to read, and raised the original error.
     """
     first = dist.get_global_rank(group, 0)
     sizes = torch.full((len(rows) + 1,), _FAILED, dtype=torch.int64)
@@ -61,7 +61,7 @@ def share(group: Any, rows: Sequence[Row], read: Read) -> dict[str, Bytes | None
     dist.broadcast(sizes, first, group=group)
     counts = sizes.tolist()
     if counts[0] == _FAILED:
-        raise PayloadError("The replica that reads payloads could not; its own log says why. Stop all replicas.")
+        raise PayloadError("The replica that reads payloads failed: stop all replicas, and check its log.")
     whole = torch.empty(sum(max(count, 0) for count in counts[1:]), dtype=torch.uint8)
     _broadcast(whole, first, group)
     view, at = memoryview(whole.numpy().data), 0

@@ -1,13 +1,13 @@
-"""Columns: arrays that one role writes for the samples of a batch, and another role reads (T13).
+"""Exchange columns between roles: arrays that one role writes for the samples of a batch, and another reads (T13).
 
-    critic   batch.put("values", values)   announce (control, fenced) ─> a value per row, on the row's payload server
-                                           (on the control Redis if that server is a folder)
-  actor    batch.get("values")           waits, reported by name, until every row of its share has a value
+    critic   batch.put("values", values)   announce (control, fenced) ─> a value per row on the row's payload server
+    (on the control Redis if that server is a folder)
+  actor    batch.get("values")           waits, and reports the wait, until every row of its share has a value
 
-A value is per token ([length] or [length, width]) or per sample (one number), see columns.py; rows are identified
-by their place in the manifest, so writer and reader may split the batch differently. Keys carry the batch's digest and
-the subscription's generation: late writes of a rank of an older lineage are never read. A value is written once.
-Columns are freed with their batch, and expire otherwise.
+Values are per token ([length] or [length, width]) or per sample (one number). Rows are identified by their index in the
+manifest, so writer and reader may split the batch differently. Keys contain the batch's digest and the subscription's
+generation, so late writes of an older lineage are never read. A value is written once. Columns are deleted with their
+batch, or else expire.
 """
 
 import logging
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Split a column's array into one value per row, and join values in the reader's own layout.
+# Format of a value, one per row of a column:
 #
 #     offset 0    magic ``PSC1``
 #     offset 4    kind (0: the writer had lost the payload, 1: per token, 2: per sample), dtype; one byte each, then two
 #     offset 8    numbers per token: uint32, little endian; CRC-32 of what follows, begun with the row's index: uint32
 #     offset 16   [length], [length, width] or [1] numbers, little endian
 #
-# Nothing here blocks or reads Redis.
+# Encoding and decoding neither block nor read Redis.
 
 Array = NDArray[Any]
 
-#: Most bytes of the value of one row.
+#: Largest value of one row, in bytes.
 MAX_VALUE_BYTES = 256 * 1024 * 1024
 #: Most numbers per token.
 MAX_WIDTH = 65536
@@ -62,7 +62,7 @@ _LOST, _TOKEN, _SAMPLE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of an array's rows: a rank's complete share, or one micro-batch of it."""
+    """Describe the layout of an array: a rank's complete share, or one micro-batch."""
 
     #: Index into ``all_rows`` of each row; -1 for a filler.
     rows: list[int]
@@ -73,9 +73,11 @@ class Layout:
 
     @classmethod
     def of_micro(cls, micro: Mapping[str, Any]) -> "Layout":
-        """Return the layout of a dict of ``Batch.packed`` or ``Batch.micro_batches``."""
+        """Return the layout of a dict from ``Batch.packed`` or ``Batch.micro_batches``."""
         if not {"rows", "lengths"} <= micro.keys():
-            raise ProtocolError("micro is a micro-batch, a dict with rows and lengths, as Batch.packed() yields it.")
+            raise ProtocolError(
+                "micro must be a micro-batch: pass a dict from Batch.packed() or Batch.micro_batches()."
+            )
         return cls(micro["rows"].tolist(), micro["lengths"].tolist(), "cu_seqlens" in micro)
 
     @property
@@ -85,12 +87,12 @@ class Layout:
 
 
 def split(array: Any, layout: Layout, lost: frozenset[int], batch: str, name: str) -> dict[int, bytes]:
-    """Return values by row index of an array (numpy or torch) of ``layout``, without fillers.
+    """Split an array (numpy or torch) with ``layout`` into values by row index, without fillers.
 
-    ``lost``: rows whose payload this rank does not have, and which therefore have no value.
+    ``lost``: rows whose payload this rank lost, which have no value.
 
     Raises:
-        ProtocolError: its shape is neither per token nor per sample, or its dtype cannot be stored.
+        ProtocolError: the shape is neither per token nor per sample, or the dtype cannot be stored.
     """
     values = _to_numpy(array)
     dtype = values.dtype.newbyteorder("<")
@@ -98,14 +100,14 @@ def split(array: Any, layout: Layout, lost: frozenset[int], batch: str, name: st
         values, dtype = values.view(np.uint8), np.dtype(np.uint8)
     if dtype not in _DTYPES:
         raise ProtocolError(
-            f"column {name!r} is {values.dtype}, which cannot be stored: convert it to one of "
+            f"column {name!r} has unsupported dtype {values.dtype}: convert it to one of "
             f"{', '.join(one.name for one in _DTYPES)}."
         )
     lead = layout.shape
     per_token = values.shape[: len(lead)] == lead and values.ndim <= len(lead) + 1
     if not per_token and values.shape != (len(layout.lengths),):
         raise ProtocolError(
-            f"column {name!r} has shape {values.shape}; {batch} wants {list(lead)} or {[*lead, 'width']} per token, or "
+            f"column {name!r} has shape {values.shape}: {batch} needs {list(lead)} or {[*lead, 'width']} per token, or "
             f"{[len(layout.lengths)]} per sample."
         )
     out: dict[int, bytes] = {}
@@ -122,15 +124,15 @@ def split(array: Any, layout: Layout, lost: frozenset[int], batch: str, name: st
 
 
 def join(values: Mapping[int, bytes], layout: Layout, rows: Sequence[Row], lost: frozenset[int], name: str) -> Array:
-    """Return the array of ``layout`` from values by row index; 0 on padding, fillers and lost payloads.
+    """Join values by row index into an array with ``layout``; 0 on padding, fillers and lost payloads.
 
     Raises:
-        PayloadError: a value is damaged, of another length than its sample, or of another kind than the others.
+        PayloadError: a value is damaged, has another length than its sample, or another kind than the other values.
     """
     decoded = {row: _decode(data, rows[row], row, name) for row, data in values.items()}
     kinds = {(kind, of.dtype, of.shape[1:]) for kind, of in decoded.values() if kind != _LOST}
     if len(kinds) > 1:
-        raise PayloadError(f"column {name!r} was put per token and per sample, or with several dtypes or widths.")
+        raise PayloadError(f"column {name!r} mixes values per token and per sample, dtypes or widths: put one kind.")
     kind, dtype, width = kinds.pop() if kinds else (_SAMPLE, np.dtype(np.float32), ())
     if kind == _SAMPLE:
         out: Array = np.zeros(len(layout.rows), dtype)
@@ -148,8 +150,8 @@ def join(values: Mapping[int, bytes], layout: Layout, rows: Sequence[Row], lost:
     return out
 
 
-def hollow(values: Mapping[int, bytes]) -> set[int]:
-    """Return rows whose payload the writer had lost. The values were checked by ``join``."""
+def rows_without_value(values: Mapping[int, bytes]) -> set[int]:
+    """Return the rows whose payload the writer had lost, from values checked by ``join``."""
     return {row for row, data in values.items() if data[len(_MAGIC)] == _LOST}
 
 
@@ -158,28 +160,28 @@ def _encode(values: Array, kind: int, row: int, name: str) -> bytes:
     body = np.ascontiguousarray(values).tobytes()
     if width > MAX_WIDTH or len(body) > MAX_VALUE_BYTES:
         raise ProtocolError(
-            f"column {name!r} has {width} numbers per token and {len(body)} bytes for one sample; at most {MAX_WIDTH} "
-            f"and {MAX_VALUE_BYTES} are stored."
+            f"column {name!r} has {width} numbers per token and {len(body)} bytes for one sample: at most {MAX_WIDTH} "
+            f"and {MAX_VALUE_BYTES} are allowed."
         )
     code = _DTYPES.index(values.dtype.newbyteorder("<"))
     return _HEADER.pack(_MAGIC, kind, code, width, _checksum(body, row)) + body
 
 
 def _decode(data: bytes, row: Row, index: int, name: str) -> tuple[int, Array]:
-    """Return (kind, [length] or [length, width] or [1]) of one value, checked."""
+    """Check and decode one value; return its kind and array ([length], [length, width] or [1])."""
     what = f"column {name!r} of sample {row.sample}"
     if not _HEADER.size <= len(data) <= _HEADER.size + MAX_VALUE_BYTES:
-        raise PayloadError(f"{what} has {len(data)} bytes, which is not the size of a value.")
+        raise PayloadError(f"{what} has an invalid size of {len(data)} bytes.")
     magic, kind, code, width, checksum = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
     most = 0 if kind == _SAMPLE else MAX_WIDTH
     if magic != _MAGIC or kind > _SAMPLE or code >= len(_DTYPES) or width > most:
-        raise PayloadError(f"{what} is not a value that penstock wrote.")
+        raise PayloadError(f"{what} has an invalid header.")
     if _checksum(body, index) != checksum:
-        raise PayloadError(f"{what} was damaged: its checksum is another one.")
+        raise PayloadError(f"{what} is damaged: wrong checksum.")
     count = {_LOST: 0, _TOKEN: row.length * max(width, 1), _SAMPLE: 1}[kind]
     if len(body) != count * _DTYPES[code].itemsize:
-        raise PayloadError(f"{what} has {len(body)} bytes where a sample of {row.length} tokens needs {count} numbers.")
+        raise PayloadError(f"{what} has {len(body)} bytes, but a sample of {row.length} tokens needs {count} numbers.")
     values: Array = np.frombuffer(body, _DTYPES[code])
     return kind, values.reshape(-1, width) if width else values
 
@@ -191,7 +193,7 @@ def _checksum(body: "bytes | memoryview", row: int) -> int:
 def _to_numpy(array: Any) -> Array:
     if isinstance(array, np.ndarray):
         return array
-    if hasattr(array, "detach"):  # a torch tensor, without importing torch
+    if hasattr(array, "detach"):  # detects torch tensors without importing torch
         tensor = array.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
             tensor = tensor.float()
@@ -200,50 +202,50 @@ def _to_numpy(array: Any) -> Array:
     return np.asarray(array)
 
 
-#: Most columns of one batch, counted once per payload server that holds a part.
+#: Most columns of one batch, counted once per payload server with values.
 MAX_COLUMNS = 256
 #: Rows per round trip.
 CHUNK = 128
-#: Seconds before missing rows are read again; doubles.
-LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
-#: Seconds between two checks of the subscription's ownership during a wait.
+#: First and longest pause before missing rows are read again, in seconds; pauses double.
+POLL_S, MAX_POLL_S = 0.002, 0.05
+#: Seconds between checks of the subscription's ownership during a wait.
 CHECK_S = 0.5
 
 
 class Store(Protocol):
-    """Values of one batch by column and row."""
+    """Store the values of one batch by column and row."""
 
     def write(self, name: str, values: Mapping[int, bytes]) -> None: ...
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]: ...
 
-    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
-        """Report that the writer had lost the payloads of these rows, which have no value."""
+    def report_lost(self, name: str, rows: Sequence[int]) -> None:
+        """Report rows without a value, whose payloads the writer had lost."""
 
 
 class LocalColumns:
-    """Columns of a replayed batch, without a queue: this process reads what it put.
+    """Store the columns of a replayed batch in this process.
 
     Args:
-        values: initial values, by column and row.
+        values: initial values by column and row.
     """
 
     def __init__(self, values: Mapping[str, Mapping[int, bytes]] | None = None) -> None:
-        #: By column and row.
+        #: Values by column and row.
         self.values: dict[str, dict[int, bytes]] = {name: dict(of) for name, of in (values or {}).items()}
 
-    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
-        """Ignore lost payloads: a replay counts none."""
+    def report_lost(self, name: str, rows: Sequence[int]) -> None:
+        """Ignore lost payloads, which a replay does not count."""
 
     def write(self, name: str, values: Mapping[int, bytes]) -> None:
         self.values.setdefault(name, {}).update(values)
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Return values of ``rows``. Raises WaitTimeout at once if one is missing, as no other process writes here."""
+        """Return the values of ``rows``; raise WaitTimeout at once if one is missing, as no other process writes."""
         held = self.values.get(name, {})
         if missing := [row for row in rows if row not in held]:
             raise WaitTimeout(
-                f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and no other process will.",
+                f"Column {name!r} is missing for {len(missing)} of {len(rows)} rows: put it first in a replay.",
                 count=len(rows) - len(missing),
                 cause=ColumnPending(name, 0, len(missing), len(rows)),
             )
@@ -251,14 +253,14 @@ class LocalColumns:
 
 
 class RedisColumns:
-    """Columns of one delivered batch. Not thread-safe.
+    """Store the columns of one delivered batch in Redis. Not thread-safe.
 
     Args:
-        subscriber: the batch's subscription; announces and waits in its name.
+        subscriber: subscription of the batch, for announcements and waits.
         servers: connections to the payload servers.
-        rows: of the complete batch.
-        redone: True for a batch that all roles had committed before this one was restored: nothing is written, and
-            columns are those of the lineage that committed it.
+        rows: rows of the complete batch.
+        redone: True for a batch that all roles had committed before this role was restored: writes are ignored, and
+        columns come from the lineage that committed the batch.
     """
 
     def __init__(
@@ -277,15 +279,15 @@ class RedisColumns:
         self._n = n
         self._digest = digest
         self._redone = redone
-        #: Generation in which the batch was delivered; a rewind ends it.
+        #: Generation in which the batch was delivered, until a rewind.
         self._gen = subscriber.gen
 
     def write(self, name: str, values: Mapping[int, bytes]) -> None:
-        """Write values of this rank's rows. Blocks for two round trips. Writing the same values again has no effect.
+        """Write values of this rank's rows. Blocks for two round trips. Idempotent for equal values.
 
         Raises:
-            ProtocolError: already committed, a foreign batch, too many columns, or other values than before.
-            OwnershipLost: the subscription was rewound or belongs to another trainer.
+            ProtocolError: the batch is committed or foreign, there are too many columns, or other values exist.
+            OwnershipLost: the subscription was rewound or taken over.
         """
         if self._redone:
             return
@@ -299,19 +301,19 @@ class RedisColumns:
                 other = self._servers.on_columns(server, partial(scripts.run, call=call))
                 if other:
                     raise ProtocolError(
-                        f"Column {name!r} of batch {self._n} holds another value for sample "
-                        f"{self._rows[other[0]].sample} already: a column is written once; use another name."
+                        f"Column {name!r} of batch {self._n} already has another value for sample "
+                        f"{self._rows[other[0]].sample}: use another name, as a column is written once."
                     )
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Return values of ``rows``; blocks until all are present, and reports which are missing.
+        """Return the values of ``rows``. Blocks until all are present, and reports missing ones.
 
         Raises WaitTimeout, OwnershipLost.
         """
         key = self._key(name, self._gen)
         found: dict[int, bytes] = {}
         waiting, deadline = self._subscriber.waiting, time.monotonic() + timeout_s
-        pause_s, check_at = LOOK_S, time.monotonic() + CHECK_S
+        pause_s, check_at = POLL_S, time.monotonic() + CHECK_S
         while missing := [row for row in rows if row not in found]:
             if self._redone:
                 key = self._key(name, self._newest_gen(name))
@@ -324,8 +326,8 @@ class RedisColumns:
             cause = ColumnPending(name, self._n, len(rows) - len(found), len(rows))
             if (now := time.monotonic()) > deadline:
                 raise WaitTimeout(
-                    f"{cause}, did not arrive within {timeout_s:g} s: the role that puts it is dead, stuck, or does "
-                    f"not put it; the first missing one is of sample {self._rows[missing[0]].sample}.",
+                    f"{cause}, did not arrive within {timeout_s:g} s: check the role that puts it; the first missing "
+                    f"value is for sample {self._rows[missing[0]].sample}.",
                     count=len(found),
                     cause=cause,
                 )
@@ -333,13 +335,13 @@ class RedisColumns:
             if now > check_at:
                 self._subscriber.ownership.check_lineage(self._gen)
                 check_at = now + CHECK_S
-            pause_s = LOOK_S if len(found) > before else min(2 * pause_s, LONGEST_LOOK_S)
+            pause_s = POLL_S if len(found) > before else min(2 * pause_s, MAX_POLL_S)
             time.sleep(pause_s)
         waiting.end()
         return found
 
-    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
-        """Log and count that the writer had no payload for these rows. Blocks for one round trip."""
+    def report_lost(self, name: str, rows: Sequence[int]) -> None:
+        """Log and count rows whose payload the writer had lost. Blocks for one round trip."""
         subscriber = self._subscriber
         values = [f"{self._digest}/{name}/{row}" for row in rows]
         call = scripts.column_lost(subscriber.keys, subscriber.name, PAYLOAD_TTL_S, values)
@@ -372,15 +374,15 @@ class RedisColumns:
         if answer == "owner":
             subscriber.ownership.check_lineage(self._gen)
         why = {
-            "owner": "the subscription belongs to another trainer by now",
+            "owner": "another trainer has taken over the subscription",
             "role": f"the subscription has no role {subscriber.seat.role!r}",
-            "unknown": "the batch does not exist any more",
-            "diverged": "Redis holds another batch of this number, as after a failover: rewind to a checkpoint",
-            "committed": "this rank has committed it; put every column before the commit",
-            "full": f"it has {MAX_COLUMNS} columns already",
+            "unknown": "the batch no longer exists",
+            "diverged": "Redis has another batch of this number, as after a failover: rewind to a checkpoint",
+            "committed": "this rank has committed the batch: put columns before the commit",
+            "full": f"the batch already has {MAX_COLUMNS} columns",
         }.get(answer)
         if why is not None:
-            raise ProtocolError(f"Column {name!r} cannot be put to batch {self._n} of {subscriber.name!r}: {why}.")
+            raise ProtocolError(f"Column {name!r} cannot be put on batch {self._n} of {subscriber.name!r}: {why}.")
 
     def _fetch(self, server: str, key: str, rows: list[int]) -> dict[int, bytes]:
         def ask(client: Client) -> list[bytes | None]:
@@ -390,7 +392,7 @@ class RedisColumns:
         return {row: value for row, value in zip(rows, values, strict=True) if value is not None}
 
     def _newest_gen(self, name: str) -> int:
-        """Return the generation that committed the batch, the last one that wrote for it."""
+        """Return the generation that committed the batch, which is the last one that wrote columns."""
         subscriber, n = self._subscriber, self._n
         listed = subscriber.control.do(
             lambda client: client.zrangebyscore(subscriber.keys.columns(subscriber.name), n, n)

@@ -1,6 +1,6 @@
-"""Read payload bytes from their servers: a rank reads its own rows, chunk by chunk.
+"""Read the payload bytes of a rank's rows from their servers in chunks.
 
-A key that holds several samples is read completely if all of them are this rank's; else only their ranges are read.
+A key with several samples is read completely if this rank needs all of them; otherwise only their ranges are read.
 """
 
 import logging
@@ -33,32 +33,32 @@ from penstock.system.garbage_collection import collecting_later
 log = logging.getLogger(__name__)
 
 Bytes = bytes | memoryview
-#: Bytes by sample id (``Row.payload_id``), or a callable that returns them for a row; None where a payload was lost
+#: Bytes by sample id (``Row.payload_id``), or a callable that returns them for a row; None for a payload that was lost
 #: after the cut.
 Payloads = Mapping[str, Bytes | None] | Callable[[Row], Bytes | None]
-#: Reads side arrays of rows by name: bytes by sample id, None if one is gone; rows without it are left out.
+#: Reads a side array of rows by name; returns bytes by sample id, None if lost, without rows that lack the array.
 ReadSides = Callable[[Sequence[Row], str], Mapping[str, bytes | None]]
 
 
 class OpenedPayloads:
-    """Payloads of one rank's rows of batch ``n``; read at their first use."""
+    """Decode the payloads of one rank's rows of batch ``n`` on first use."""
 
     def __init__(self, n: int, rows: Sequence[Row], data: Payloads, read_sides: ReadSides | None) -> None:
         self._n = n
         self._rows = rows
         self._data = data
         self._read_sides = read_sides
-        #: Complete payloads of samples of several parts, by id.
+        #: Complete payloads of samples with several parts, by id.
         self._divided: dict[str, Payload | None] = {}
 
     @cached_property
     def all(self) -> list[Payload | None]:
-        """Return views into the payload of each row, None if it is lost; decoded once. Raises PayloadError."""
+        """Return views into the payload of each row, None if lost; decoded once. Raises PayloadError."""
         with collecting_later():
             return [self._open(row) if row.begin < 0 else self._open_part(row) for row in self._rows]
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
-        """Return side array ``name`` of each row, None for a row without it; see ``Batch.side``."""
+        """Return side array ``name`` of each row, None if absent; see ``Batch.side``."""
         alive = [row for row, payload in zip(self._rows, self.all, strict=True) if payload is not None]
         found = self._stored_sides(alive, name)
         arrays = []
@@ -70,11 +70,11 @@ class OpenedPayloads:
         return arrays
 
     def _stored_sides(self, alive: Sequence[Row], name: str) -> dict[str, NDArray[Any] | None]:
-        """Return side array ``name`` by payload id where it has a key of its own. Raises PayloadError."""
+        """Return side array ``name`` by payload id, for arrays with their own key. Raises PayloadError."""
         if not any(side[0] == name for row in self._rows for side in row.sides):
             return {}
         if self._read_sides is None:
-            raise PayloadError(f"batch {self._n} was made without a way to read side arrays.")
+            raise PayloadError(f"batch {self._n} cannot read side arrays: pass read_sides.")
         rows = first_rows(alive)
         found = self._read_sides(rows, name)
         return {row.payload_id: _unpacked(row, name, found) for row in rows}
@@ -91,12 +91,12 @@ class OpenedPayloads:
         try:
             data = self._data(row) if callable(self._data) else self._data[row.payload_id]
         except KeyError as exc:
-            raise PayloadError(f"sample {row.sample}: batch {self._n} was made without its payload; fetch it.") from exc
+            raise PayloadError(f"sample {row.sample}: batch {self._n} was made without its payload: fetch it.") from exc
         return None if data is None else payloads.decode(data, row.payload_id, row.checksum)
 
 
 def row_of_meta(job: str, meta: SampleMeta) -> Row:
-    """Return the location of a sample's payload, in the form that ``PayloadReader`` takes."""
+    """Return the location of a sample's payload for ``PayloadReader``."""
     return Row(
         job=job, k=meta.k, token=meta.token, server=meta.server, checksum=meta.checksum,
         num_bytes=meta.num_bytes, length=meta.length, prompt_length=meta.prompt_length,
@@ -114,23 +114,23 @@ def _unpacked(row: Row, name: str, found: Mapping[str, bytes | None]) -> NDArray
     return sides.unpack(name, data, row.sample, next(side[2] for side in row.sides if side[0] == name))
 
 
-#: Most payload bytes per request: an answer that fits the caches costs both sides half of one of 16 MB.
+#: Most payload bytes per request: answers that fit the CPU caches cost both sides half as much as 16 MB.
 CHUNK_BYTES = 2 * 1024 * 1024
 
-#: Seconds between two checks in the directory whether a server that does not answer is lost.
-LOOK_S = 0.5
+#: Seconds between directory checks for a server that does not respond.
+POLL_S = 0.5
 
 T = TypeVar("T")
 
 
 class PayloadReader:
-    """Connections to the payload servers; survives their restarts. One per process, not thread-safe.
+    """Read from the payload servers, across their restarts. Not thread-safe.
 
-    An unreachable server is retried until it answers, or the run's directory marks it as lost.
+    An unreachable server is retried until it responds or the run's directory marks it as lost.
 
     Args:
-        waiting: reports the server that is waited for.
-        stopped: called during a wait; true ends the wait with QueueUnavailable.
+        waiting: reports waits for a server.
+        stopped: polled during a wait; true ends the wait with QueueUnavailable.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class PayloadReader:
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         if config.url is None:
-            raise ConfigError("redis.url is not set.")
+            raise ConfigError("redis.url is not set: set the address of the run's Redis.")
         self._config = config
         self._keys = keys
         self._stopped = stopped
@@ -154,9 +154,9 @@ class PayloadReader:
         self._deadline_s = math.inf
 
     def read(self, keys: Keys, rows: Sequence[Row], deadline_s: float = math.inf) -> dict[str, Bytes | None]:
-        """Return bytes by sample id; None if a payload is gone, or its server is lost. Blocks.
+        """Return bytes by sample id, None if the payload is gone or its server is lost. Blocks.
 
-        Raises WaitTimeout if a server does not answer at ``deadline_s`` (monotonic).
+        Raises WaitTimeout if a server does not respond by ``deadline_s`` (monotonic).
         """
         self._deadline_s = deadline_s
         try:
@@ -187,10 +187,10 @@ class PayloadReader:
     def _ask(
         self, server: str, read: Callable[[PayloadStore, Sequence[T]], list[bytes | None]], wanted: Sequence[T]
     ) -> list[bytes | None]:
-        """Read ``wanted`` from a server; nothing if it is lost. Blocks until it answers or is lost."""
+        """Read ``wanted`` from a server; return None for each if it is lost. Blocks until it responds or is lost."""
         nothing: list[bytes | None] = [None] * len(wanted)
         if server in self._lost:
-            # It may be reachable again.
+            # Check the directory: the server may be back.
             self._look_at = 0.0
             if self._is_lost(server):
                 return nothing
@@ -200,7 +200,7 @@ class PayloadReader:
         except QueueUnavailable:
             if server not in self._lost:
                 raise
-            log.warning("payload server %s is lost: its samples are trained with mask 0", server)
+            log.warning("payload server %s is lost; training its samples with mask 0", server)
             return nothing
         finally:
             if self._waiting is not None:
@@ -212,20 +212,20 @@ class PayloadReader:
         return until_answered(work, self._stores[server].url, stopped=partial(self._is_lost, server))
 
     def _is_lost(self, server: str) -> bool:
-        """Report an unreachable server, and return whether it was declared lost. May block."""
+        """Report an unreachable server and return whether it was declared lost. May block."""
         away = PayloadServersAway((server,))
         if self._waiting is not None and server not in self._lost:
             self._waiting.blocked_on(away)
         if time.monotonic() >= self._deadline_s:
-            raise WaitTimeout(f"The payloads of a batch were not read in time: this waits for {away}.", cause=away)
+            raise WaitTimeout(f"The payloads of a batch were not read in time: blocked on {away}.", cause=away)
         if self._keys is not None and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_S
+            self._look_at = time.monotonic() + POLL_S
             directory = self._control.do(partial(payload_servers.read, keys=self._keys))
             self._lost = frozenset(directory.lost)
         return server in self._lost or self._stopped()
 
     def read_sides(self, keys: Keys, rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
-        """Return a side array's bytes by sample id; None if it is gone. Rows without it are left out. Blocks."""
+        """Return a side array's bytes by sample id, None if gone, without rows that lack the array. Blocks."""
         self._keys = keys
         found: dict[str, bytes | None] = {}
         #: Arrays shared by the rows of a group.
@@ -234,7 +234,7 @@ class PayloadReader:
             for side in (side for side in row.sides if side[0] == name):
                 at = (row.server, key_of(keys, row.job, row.k, row.token, side))
                 if at not in shared:
-                    # One by one: each may be hundreds of megabytes.
+                    # Read one at a time, as each may have hundreds of megabytes.
                     (data,) = self._ask(row.server, PayloadStore.read, [at[1]])
                     found[row.payload_id] = data
                     if len(side) > 3:
@@ -244,7 +244,7 @@ class PayloadReader:
         return found
 
     def _store(self, server: str) -> PayloadStore:
-        """Return a payload server by name; ProtocolError for an unknown one. Blocks at its first use."""
+        """Return a payload server by name; raise ProtocolError if it is unknown. Blocks on first use."""
         if server not in self._stores:
             keys = None if server in self._config.payload_servers else self._keys
             directory = self._control.do(partial(payload_servers.read, keys=keys)) if keys else Directory()
@@ -252,11 +252,11 @@ class PayloadReader:
         return self._stores[server]
 
     def column_home(self, server: str) -> str:
-        """Return the server that holds the columns of rows whose payloads are on ``server``."""
+        """Return the server for columns of rows whose payloads are on ``server``."""
         return CONTROL if server in self._lost else server
 
     def on_columns(self, home: str, work: Callable[[Client], T]) -> T:
-        """Do idempotent ``work`` on a ``column_home``. Blocks until it answers; QueueUnavailable if it is lost."""
+        """Run idempotent ``work`` on a ``column_home``. Blocks until it responds; raises QueueUnavailable if lost."""
         client = self._store(home).client
         return self._until_answered(home, lambda: work(client))
 
@@ -267,7 +267,7 @@ class PayloadReader:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One key, and the rows wanted from it."""
+    """Describe one key and the rows to read from it."""
 
     name: str
     rows: list[Row]
@@ -278,12 +278,12 @@ class _Stored:
 
     @property
     def whole(self) -> bool:
-        """Return whether all of the key is wanted."""
+        """Return whether the complete key is needed."""
         shared = self.rows[0].shared
         return not shared or self.num_bytes == shared[2]
 
     def cut(self, value: bytes | None) -> Iterable[tuple[str, Bytes | None]]:
-        """Split the complete value into (sample, its bytes)."""
+        """Split the complete value into (sample, bytes) pairs."""
         if value is None or not self.rows[0].shared:
             return [(row.payload_id, value) for row in self.rows]
         view = memoryview(value)
@@ -291,7 +291,7 @@ class _Stored:
 
 
 def _chunks(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
-    """Yield keys in chunks of at most ``CHUNK_BYTES``, or of one key."""
+    """Yield keys in chunks of at most ``CHUNK_BYTES`` or one key."""
     chunk: list[_Stored] = []
     size = 0
     for one in stored:

@@ -1,4 +1,4 @@
-"""Lay out arrays of a batch (runs of versions, padding, tensors) and check its manifest. Nothing blocks."""
+"""Lay out arrays of a batch (version runs, padding, tensors) and check its manifest. Nothing blocks."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def runs(payload: Payload | None, length: int) -> Iterator[tuple[int, int]]:
-    """Yield (tokens, version) of a sample from end to end; -1 for tokens that were not generated."""
+    """Yield the version runs (tokens, version) of a sample; version -1 for tokens that were not generated."""
     at = 0
     for start, end, version in payload.spans if payload is not None else ():
         if start > at:
@@ -29,7 +29,7 @@ def runs(payload: Payload | None, length: int) -> Iterator[tuple[int, int]]:
 
 
 def pad(flat: NDArray[Any], lengths: NDArray[np.int64], blank: float) -> NDArray[Any]:
-    """Reshape [T] to [B, L], padded on the right; without a copy if all lengths are equal."""
+    """Reshape [T] to [B, L], padded on the right, without a copy if all lengths are equal."""
     longest = int(lengths.max())
     if len(flat) == len(lengths) * longest:
         return flat.reshape(len(lengths), longest)
@@ -42,10 +42,10 @@ def pad(flat: NDArray[Any], lengths: NDArray[np.int64], blank: float) -> NDArray
 
 
 def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
-    """Raise ProtocolError if a manifest contradicts itself, or violates its own staleness bound (I6)."""
+    """Raise ProtocolError if a manifest is inconsistent or violates its staleness bound (I6)."""
     what = f"batch {manifest.n} of {manifest.sub}"
     if (total := sum(row.num_loss for row in rows)) != manifest.num_loss_tokens:
-        raise ProtocolError(f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens}.")
+        raise ProtocolError(f"{what}: rows have {total} loss tokens, but the manifest has {manifest.num_loss_tokens}.")
     check_kinds(rows, what)
     lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
     for row in rows:
@@ -61,15 +61,15 @@ def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
             )
         if row.oldest_loss > manifest.train_version:
             raise ProtocolError(
-                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which comes after version "
-                f"{manifest.train_version}, the one it is trained at."
+                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which is newer than its train "
+                f"version {manifest.train_version}."
             )
 
 
 def check_sides(rows: Sequence[Row], needed: Sequence[object], name: str, n: int) -> None:
-    """Raise PayloadError if a row that is ``needed`` (truthy) and not lost has no side array ``name``.
+    """Raise PayloadError if a row that is ``needed`` (truthy) and not lost lacks side array ``name``.
 
-    Uses rows only: called with the rows of all ranks, it raises on all of them, and none waits for another.
+    Called with the rows of all ranks, it raises on all ranks, so that none waits for another.
 
     Args:
         n: number of the batch.
@@ -77,8 +77,8 @@ def check_sides(rows: Sequence[Row], needed: Sequence[object], name: str, n: int
     for row, is_needed in zip(rows, needed, strict=True):
         if is_needed and not row.lost and not any(side[0] == name for side in row.sides):
             raise PayloadError(
-                f"sample {row.sample} has no side array {name!r}, and others of batch {n} have: it was generated "
-                "before the run asked for it; leave the key out, or begin the run anew."
+                f"sample {row.sample} lacks side array {name!r}, which other samples of batch {n} have, because it was "
+                "generated before the array was configured: omit the key, or start a new run."
             )
 
 
@@ -89,7 +89,7 @@ def tensors(arrays: dict[str, Any], device: "str | torch.device | None") -> dict
     out = {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in arrays.items()}
     if device is None or torch.device(device).type == "cpu":
         return out
-    # Pinned, so that copies are asynchronous.
+    # Pin the memory for asynchronous copies.
     return {
         key: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
         for key, value in out.items()

@@ -1,4 +1,4 @@
-"""Make one rank's batch from a manifest: its rows, their payloads from the servers, a store for its columns."""
+"""Make one rank's batch from a manifest, with payloads from the servers and a store for columns."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from penstock.system.disk import until_room
 
 
 def check_reading(config: Config, seat: Seat, replica_group: Any) -> None:
-    """Raise ConfigError if ``debug.save_batches`` gives ranks no separate files, or the group is not the replicas'."""
+    """Raise ConfigError if ``debug.save_batches`` lacks separate files per rank, or the replica group is wrong."""
     if config.debug.save_batches is not None:
         recording.check_template(config.debug.save_batches, seat.dp_size)
     if replica_group is not None:
@@ -33,13 +33,13 @@ def check_reading(config: Config, seat: Seat, replica_group: Any) -> None:
 
 
 class BatchReader:
-    """Reads this rank's batches. Used by one thread at a time; the batches' columns may be used by another.
+    """Read this rank's batches. Use from one thread at a time; columns of batches may be used by another thread.
 
     Args:
-        subscriber: this rank's connection to the subscription; its seat determines this rank's rows.
+        subscriber: connection to the subscription, whose seat determines this rank's rows.
         replica_group: torch.distributed group (gloo) of the replicas of this dp_rank: the first reads payloads and
             broadcasts them. None: every replica reads.
-        prepare: called with each batch; its result is ``batch.prepared``.
+        prepare: called with each batch to compute ``batch.prepared``.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class BatchReader:
         self._seat = subscriber.seat
         self._replica_group = replica_group
         self._prepare = prepare
-        # Separate from the trainer's: the prefetch thread reads too.
+        # Separate from the trainer's wait, because the prefetch thread reads too.
         who = f"{subscriber.seat.who(subscriber.name)}/reading"
         self._payloads = PayloadReader(
             config.redis, waiting=PublishedWaiting(subscriber.control.client, subscriber.keys, who)
         )
-        #: Separate connections: the prefetch thread reads payloads.
+        #: Separate connections, because the prefetch thread reads payloads.
         self._columns = PayloadReader(config.redis, subscriber.keys)
 
     def read(self, delivery: Delivery, *, redone: bool = False, deadline_s: float = math.inf) -> Batch:
-        """Return the batch of ``delivery``. Blocks until its payloads are read; missing ones are counted as lost.
+        """Make the batch of ``delivery``. Blocks until its payloads are read; missing ones count as lost.
 
         Args:
-            redone: every role had committed it before this one was restored; its columns exist already.
-            deadline_s: raise WaitTimeout if a payload server does not answer at this time (monotonic).
+            redone: all roles had committed the batch before this role was restored, so its columns exist.
+            deadline_s: time (monotonic) at which an unresponsive payload server raises WaitTimeout.
         """
         manifest, digest = delivery.manifest, delivery.digest
         rows = first_rows(rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size))
@@ -89,7 +89,7 @@ class BatchReader:
         )
 
     def prepare(self, batch: Batch) -> Batch:
-        """Set ``batch.prepared`` by the caller's function; return the batch."""
+        """Set ``batch.prepared`` with the caller's function; return the batch."""
         if self._prepare is not None:
             batch.prepared = self._prepare(batch)
         return batch
@@ -99,7 +99,7 @@ class BatchReader:
         self._columns.close()
 
     def _store(self, delivery: Delivery, payloads: dict[str, Bytes | None], redone: bool) -> Store:
-        """Return the store of a batch's columns: Redis, and also the recording if batches are recorded."""
+        """Return the store for a batch's columns: Redis, and the recording if enabled."""
         manifest, seat = delivery.manifest, self._seat
         store = RedisColumns(
             self._subscriber,
@@ -120,7 +120,7 @@ class BatchReader:
         return recording.RecordedColumns(store, file)
 
     def _read_sides(self, manifest: Manifest, payloads: Mapping[str, Bytes | None]) -> dict[str, Bytes | None]:
-        """Read side arrays that are token keys, and images, of rows with payloads, named as in a recording."""
+        """Read images and side arrays that are token keys of rows with payloads, named as in a recording."""
         rows = [row for row in first_rows(manifest.samples()) if payloads.get(row.payload_id) is not None]
         return {
             recording.side_key(sample, name): data
@@ -137,7 +137,7 @@ class BatchReader:
         circle = Circle(
             f"{seat.role}#{seat.dp_rank}", seat.replica, seat.num_replicas, seat, seat.dp_rank * seat.num_replicas
         )
-        # Separate from the trainer's: the prefetch thread gets here too.
+        # Separate from the trainer's wait, because the prefetch thread runs this too.
         waiting = PublishedWaiting(subscriber.control.client, subscriber.keys, f"{seat.who(subscriber.name)}/payloads")
         timeout_s = self._config.trainer.rank_timeout_s
         meet(subscriber, waiting, circle, n, "", RanksAbsent((), "payloads", n), timeout_s)

@@ -1,12 +1,12 @@
-"""Record complete batches of a rank on disk, so that they can be trained again without engines, buffer or Redis.
+"""Record a rank's batches on disk, to train them again without engines, buffer or Redis.
 
     FILE              ``about`` (JSON: number of ranks, digest, lost samples), ``manifest``, and ``payload/SAMPLE``;
-                      side arrays that are token keys, and images, are among the payloads, as SAMPLE#NAME
-    FILE.columns-N    ``COLUMN/ROW``: the values of columns that the rank read at once, as columns.py makes them
+    images and side arrays that are token keys are stored as payloads named SAMPLE#NAME
+    FILE.columns-N    ``COLUMN/ROW``: column values of one read of the rank, encoded by columns.py
 
-One FILE per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, if there is
-more than one rank, ``{rank}``. Each is a zip file without compression, which has a checksum of every member; nothing is
-unpickled. Files are written under a temporary name, flushed, and renamed.
+One FILE per batch and rank: the path is a template with ``{rollout_id}`` (the batch number) and, for several ranks,
+``{rank}``. Files are uncompressed zip files, with a checksum per member and no pickled data. They are written under a
+temporary name, flushed, and renamed.
 """
 
 import json
@@ -25,7 +25,7 @@ from penstock.system.disk import until_room
 
 _FIELDS = frozenset({"rollout_id", "rank"})
 _PAYLOAD = "payload/"
-#: Errors of a damaged file.
+#: Exceptions that a damaged file causes.
 _DAMAGE = (BadZipFile, LookupError, TypeError, ValueError, OverflowError, RecursionError, NotImplementedError, EOFError,
            RuntimeError, struct.error)  # fmt: skip
 
@@ -34,23 +34,23 @@ Bytes = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A batch read from disk."""
+    """Hold a batch read from disk."""
 
     manifest: Manifest
     digest: str
-    #: Bytes by sample id, of all ranks with a file; None if the payload was lost.
+    #: Bytes by sample id of all recorded ranks; None if the payload was lost.
     payloads: dict[str, Bytes | None]
-    #: Columns that ranks read, by name and row.
+    #: Column values that ranks read, by column and row.
     columns: dict[str, dict[int, bytes]]
 
 
 def check_template(template: str, ranks: int = 1) -> str:
-    """Return ``template``, or raise ConfigError unless it gives every batch and every rank a separate file."""
+    """Return ``template``; raise ConfigError unless it gives every batch and rank a separate file."""
     names = set(re.findall(r"\{([^{}]*)\}", template))
     if "rollout_id" not in names or names - _FIELDS:
-        raise ConfigError(f"{template!r} names files of batches: it needs {{rollout_id}}, and may have {{rank}}.")
+        raise ConfigError(f"invalid path of batches {template!r}: use {{rollout_id}}, and optionally {{rank}}.")
     if ranks > 1 and "rank" not in names:
-        raise ConfigError(f"{template!r} would be one file for {ranks} ranks: add {{rank}}.")
+        raise ConfigError(f"{template!r} gives {ranks} ranks the same file: add {{rank}}.")
     return template
 
 
@@ -62,7 +62,7 @@ def save(
     about = {"size": size, "digest": digest, "lost": [sample for sample, data in payloads.items() if data is None]}
     kept = ((_PAYLOAD + sample, data) for sample, data in payloads.items() if data is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in _columns_of(path):  # an earlier delivery wrote them
+    for old in _columns_of(path):  # from an earlier delivery
         old.unlink()
     _write(path, [("about", json.dumps(about).encode()), ("manifest", manifest.to_bytes()), *kept])
     return path
@@ -83,7 +83,7 @@ def _write(path: Path, members: Iterable[tuple[str, Bytes]]) -> None:
 
 
 def _read(path: Path) -> dict[str, bytes]:
-    """Return the members of a file. Raises OSError, or one of ``_DAMAGE``."""
+    """Return the members of a file. Raises OSError or an exception of ``_DAMAGE``."""
     with ZipFile(path) as archive:
         if any(one.compress_type != ZIP_STORED for one in archive.infolist()):
             raise BadZipFile("it is compressed")
@@ -95,20 +95,20 @@ def _columns_of(path: Path) -> list[Path]:
 
 
 class RecordedColumns:
-    """A store that records values as they are read.
+    """Record column values when they are read from another store.
 
     Args:
-        store: the store to write to and read from.
-        batch: file of the batch's recording.
+        store: underlying store.
+        batch: recording file of the batch.
     """
 
     def __init__(self, store: Store, batch: Path) -> None:
         self._store, self._batch = store, batch
         self._kept: set[tuple[str, int]] = set()
-        self.write, self.tell_lost = store.write, store.tell_lost
+        self.write, self.report_lost = store.write, store.report_lost
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Read from the store and record the values; blocks for the disk too. Raises OSError."""
+        """Read values from the store and record them; also blocks for the disk. Raises OSError."""
         values = self._store.read(name, rows, timeout_s)
         new = {(name, row) for row in values} - self._kept
         if new:
@@ -119,7 +119,7 @@ class RecordedColumns:
 
 
 def side_key(sample: str, name: str) -> str:
-    """Return the key of a side array among the payloads; no sample has such an id."""
+    """Return the payload key of a side array, which cannot be a sample id."""
     return f"{sample}#{name}"
 
 
@@ -129,7 +129,7 @@ def path_of(template: str, n: int, rank: int = 0, size: int = 1) -> Path:
 
 
 def numbers(template: str) -> list[int]:
-    """Return the batches that have a file, ascending."""
+    """Return the numbers of recorded batches, ascending."""
     pattern = re.compile(
         "".join(
             r"(\d+)" if part == "{rollout_id}" else r"\d+" if part == "{rank}" else re.escape(part)
@@ -142,16 +142,16 @@ def numbers(template: str) -> list[int]:
 
 
 def load(template: str, n: int) -> Recorded:
-    """Load batch ``n`` with the payloads of every rank that recorded it. Blocks.
+    """Load batch ``n`` with the payloads of all recorded ranks. Blocks.
 
     Raises:
-        PayloadError: a file is missing, damaged, or of another batch than the others.
+        PayloadError: a file is missing, damaged, or belongs to another batch.
     """
     first, size = _load(Path(template.format(rollout_id=n, rank=0)), n)
     for rank in range(1, size):
         other, _ = _load(Path(template.format(rollout_id=n, rank=rank)), n)
         if other.digest != first.digest:
-            raise PayloadError(f"The files of batch {n} by {template!r} are of different runs: record it again.")
+            raise PayloadError(f"The files of batch {n} in {template!r} belong to different runs: record it again.")
         first.payloads.update(other.payloads)
         for name, values in other.columns.items():
             first.columns.setdefault(name, {}).update(values)
@@ -159,7 +159,7 @@ def load(template: str, n: int) -> Recorded:
 
 
 def _load(path: Path, n: int) -> tuple[Recorded, int]:
-    """Return what one rank recorded, and the number of ranks."""
+    """Load the recording of one rank; return it with the number of ranks."""
     file = path
     try:
         members = _read(path)
@@ -175,7 +175,7 @@ def _load(path: Path, n: int) -> tuple[Recorded, int]:
     except OSError as exc:
         raise PayloadError(f"{file}: batch {n} cannot be read back: {exc.strerror or exc}.") from exc
     except _DAMAGE as exc:
-        raise PayloadError(f"{file} is damaged, or no batch that penstock recorded ({exc}): record it again.") from exc
+        raise PayloadError(f"{file} is damaged, or not a recorded batch ({exc}): record it again.") from exc
     if manifest.n != n or not 1 <= size <= 1_000_000:
-        raise PayloadError(f"{path} holds batch {manifest.n}, not {n}.")
+        raise PayloadError(f"{path} contains batch {manifest.n}, not {n}: record it again.")
     return Recorded(manifest, digest, payloads, columns), size

@@ -1,4 +1,4 @@
-"""Replay a recorded run to a trainer: without engines, buffer or Redis.
+"""Replay a recorded run to a trainer without engines, buffer or Redis.
 
 Same interface as ``Trainer``, so that a training loop needs no changes. Only ``agree`` blocks on other ranks;
 publications are counted, not written; the end of the recording ends the iteration.
@@ -21,19 +21,19 @@ from penstock.records.manifest import Row
 
 
 class RecordingOver(PenstockError):
-    """The recording has no further batch."""
+    """Signal the end of the recording."""
 
 
 class Replay:
-    """Iterate over the batches of a recording, in order, for one rank.
+    """Iterate over the batches of a recording for one rank.
 
     Args:
-        records: whether to write rows of ``steps.jsonl`` and report to trackers, as in a run; needs ``config``.
-        template: path with ``{rollout_id}`` (and ``{rank}``), as in the recording; any ``dp_size`` may replay it.
-        config: source of advantages and ``trainer.max_token_staleness``; None: the defaults.
+        records: whether to write ``steps.jsonl`` and report to trackers, as in a run; needs ``config``.
+        template: path of the recording, with ``{rollout_id}`` (and ``{rank}``); any ``dp_size`` may replay it.
+        config: configuration for advantages and ``trainer.max_token_staleness``; None: the defaults.
 
     Raises:
-        ConfigError: no file is found.
+        ConfigError: the recording has no files.
     """
 
     def __init__(
@@ -51,16 +51,14 @@ class Replay:
         self._rank, self._size = dp_rank, dp_size
         self._numbers = recording.numbers(template)
         if not self._numbers:
-            raise ConfigError(
-                f"There is no recorded batch by {template!r}: record a run with debug.save_batches first."
-            )
+            raise ConfigError(f"no recorded batch matches {template!r}: record a run with debug.save_batches first.")
         self._next = 0
         self._committed = 0
         file = steps_file(config, self.name, is_main=True) if config and records and dp_rank == 0 else None
-        #: Same as in ``Trainer``.
+        #: Step recorder, as in ``Trainer``.
         self.steps = StepRecorder(config, self.name, Tally(), file=file)
         self.version = 0
-        #: None: a recording has no gate or other waits.
+        #: Empty, because a recording has no evaluations.
         self.evaluations = Evaluations()
 
     def __enter__(self) -> Self:
@@ -82,7 +80,7 @@ class Replay:
             yield self.next()
 
     def next(self, timeout: float | None = None) -> Batch:
-        """Return the next batch; blocks for the disk only. Raises RecordingOver, PayloadError."""
+        """Return the next batch. Blocks only for the disk. Raises RecordingOver, PayloadError."""
         if self._next >= len(self._numbers):
             raise RecordingOver(f"The recording {self._template!r} ends with batch {self._numbers[-1]}.")
         self.steps.write()
@@ -118,7 +116,7 @@ class Replay:
     def commit(self, batch: Batch) -> None:
         """Commit a batch. Raises ProtocolError if it is out of order."""
         if batch.n < self._committed:
-            raise ProtocolError(f"Batch {batch.n} comes after batch {self._committed} was committed.")
+            raise ProtocolError(f"Batch {batch.n} is out of order: batch {self._committed} is already committed.")
         self._committed = batch.n
         self.steps.commit(batch.manifest)
 
@@ -132,40 +130,40 @@ class Replay:
         return self.publish(None, step=step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as of the last commit."""
+        """Return the position after the last commit."""
         self.steps.write()
         return {"run": self.config.run if self.config else "", "subscription": self.name, "batch": self._committed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after ``state``'s batch."""
+        """Continue after the batch of ``state``."""
         self._committed = int(state["batch"])
         self.steps.rewind(self._committed)
         self._next = sum(1 for n in self._numbers if n <= self._committed)
 
     def fits(self, state: dict[str, Any]) -> bool:
-        """Return True: a recording has every batch."""
+        """Return True, because a recording has every batch."""
         return True
 
     def checkpointed(self) -> None:
-        """Do nothing: a recording retires no groups."""
+        """Do nothing, because a recording retires no groups."""
 
     def ask_evaluation(self, version: int, end: str = "") -> None:
-        """Do nothing: a replay has no evaluations."""
+        """Do nothing, because a replay has no evaluations."""
 
     def asked_last(self, end: str) -> int:
-        """Return 0: a replay has no evaluations."""
+        """Return 0, because a replay has no evaluations."""
         return 0
 
     def tell_wait(self, what: str | Cause | None) -> None:
-        """Do nothing: a replay reports no waits."""
+        """Do nothing, because a replay reports no waits."""
 
     def report(self, **figures: Any) -> None:
-        """Add metrics to the row of a step, if it is recorded."""
+        """Add metrics to the row of a step, if steps are recorded."""
         self.steps.report(figures)
 
 
 def _sides(payloads: Mapping[str, recording.Bytes | None], rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
-    """Return bytes of a recorded side array by sample id, without rows that lack it."""
+    """Return the bytes of a recorded side array by sample id, without rows that lack it."""
     named = [row for row in rows if any(side[0] == name for side in row.sides)]
     found = {row.payload_id: payloads.get(recording.side_key(row.payload_id, name)) for row in named}
     return {sample: None if data is None else bytes(data) for sample, data in found.items()}

@@ -1,8 +1,8 @@
-"""Make micro-batches for all ranks at once, for a batch whose rows may go to any rank.
+"""Make micro-batches for all ranks at once from a batch whose rows may go to any rank.
 
-Splitting a batch over ranks first and packing each share afterwards may need one micro-batch more than packing all rows
-first and dealing the micro-batches out. Both are tried; the result is the best that is worse in neither respect: the
-number of micro-batches, and the tokens of the longest rank. Pure functions of the lengths and limits (T14).
+Splitting a batch over ranks before packing may need one micro-batch more than packing all rows before distributing the
+micro-batches. Both are tried; the result is the best schedule that is worse in neither the number of micro-batches nor
+the tokens of the longest rank. Pure functions of the lengths and limits (T14).
 """
 
 import bisect
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from penstock.protocol.partition import even_out, karmarkar_karp, micro_batches
 
-#: Micro-batches of each rank, each a list of rows.
+#: Lists of rows by rank and micro-batch.
 Schedule = list[list[list[int]]]
-#: Swaps between two ranks that are tried for one row, nearest to an even split first.
+#: Swaps tried per row between two ranks, nearest to an even split first.
 _NEAREST = 8
 
 
@@ -23,15 +23,15 @@ def schedule(
     max_samples: int | None = None,
     multiple: int = 1,
 ) -> Schedule:
-    """Return the micro-batches of every rank, each a list of indices of ``lengths``.
+    """Return the micro-batches of every rank as lists of indices of ``lengths``.
 
-    Every rank has the same number, a multiple of ``multiple``; some are empty if its rows are too few.
+    Every rank gets the same number of micro-batches, a multiple of ``multiple``; some are empty if rows are too few.
 
     Args:
         lengths: tokens of each row.
-        shares: rows of each rank, if ranks are split first.
-        max_tokens: most tokens of a micro-batch; a longer row has one to itself. None: no limit.
-        max_samples: most rows of a micro-batch. None: no limit.
+        shares: rows of each rank when splitting first.
+        max_tokens: most tokens of a micro-batch; a longer row gets its own. None: unlimited.
+        max_samples: most rows of a micro-batch. None: unlimited.
     """
     first = split_first(lengths, shares, max_tokens, max_samples, multiple)
     ranks = len(shares)
@@ -61,7 +61,7 @@ def split_first(
     max_samples: int | None,
     multiple: int,
 ) -> Schedule:
-    """Return micro-batches of ranks with given rows, as few as the rank that needs most allows."""
+    """Return micro-batches of ranks with fixed rows, as many as the rank with the largest need."""
     packed = []
     for share in shares:
         bins = micro_batches([lengths[i] for i in share], max_tokens, max_samples)
@@ -72,7 +72,7 @@ def split_first(
 
 
 def _cost(found: Schedule, lengths: Sequence[int]) -> tuple[int, int]:
-    """Return (micro-batches of a rank, tokens of the longest rank)."""
+    """Return (micro-batches per rank, tokens of the longest rank)."""
     return max(map(len, found)), max(sum(_tokens(one, lengths) for one in rank) for rank in found)
 
 
@@ -112,7 +112,7 @@ def _expanded(bins: list[list[int]], lengths: Sequence[int], count: int) -> list
 
 
 def _evened(found: Schedule, lengths: Sequence[int], max_tokens: int, max_samples: int | None) -> Schedule:
-    """Even out the tokens of ranks by swaps of micro-batches and then of rows."""
+    """Balance the tokens of ranks by swapping micro-batches and then rows."""
     bins = [members for rank in found for members in rank]
     starts = [sum(map(len, found[:rank])) for rank in range(len(found))]
     parts = [list(range(start, start + len(rank))) for start, rank in zip(starts, found, strict=True)]
@@ -134,7 +134,7 @@ def _swap_rows(
     max_tokens: int,
     max_samples: int | None,
 ) -> bool:
-    """Swap the two rows, or move the row, that brings two ranks nearest to each other; False if none does."""
+    """Swap two rows or move one row to balance two ranks best; return False if none improves them."""
     rows = sorted((lengths[i], at, i) for at, members in enumerate(light) for i in members)
     room = [max_tokens - _tokens(members, lengths) for members in light]
     may_take = [at for at, members in enumerate(light) if max_samples is None or len(members) < max_samples]

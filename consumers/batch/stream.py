@@ -1,4 +1,4 @@
-"""Deliver the batches of one rank in order: request, wait with a reported cause, optionally prefetch."""
+"""Deliver the batches of one rank in order, with reported waits and optional prefetch."""
 
 import math
 import time
@@ -14,12 +14,12 @@ from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.records.causes import BatchNotCut
 
-#: Reads batch n; the callable returns True once the batch is no longer wanted.
+#: Reads batch n; the callable argument returns True once the batch is no longer needed.
 Read = Callable[[int, Callable[[], bool]], "Batch"]
 
 
-class Ahead:
-    """Hold at most ``depth`` batches in memory beside the one that is trained; 0: do not read ahead."""
+class Prefetcher:
+    """Prefetch at most ``depth`` batches besides the one being trained; 0 disables prefetching."""
 
     def __init__(self, depth: int, read: Read) -> None:
         self.depth = depth
@@ -27,8 +27,8 @@ class Ahead:
         self._futures: dict[int, Future[Batch]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if depth else None
 
-    def look(self, first: int) -> None:
-        """Start reading those of batch ``first`` and the batches after it that are not being read yet."""
+    def start(self, first: int) -> None:
+        """Start reading batch ``first`` and its successors, unless already started."""
         if self._pool is None:
             return
         for n in range(first, first + self.depth):
@@ -39,11 +39,11 @@ class Ahead:
         return self._futures.get(n)
 
     def take(self, n: int) -> "Batch":
-        """Return the finished batch, or raise its error."""
+        """Return the finished batch or raise its error."""
         return self._futures.pop(n).result()
 
     def drop(self) -> None:
-        """Discard everything. Blocks until the thread has stopped reading."""
+        """Discard all batches. Blocks until the thread has stopped reading."""
         futures, self._futures = self._futures, {}
         for future in futures.values():
             future.cancel()
@@ -57,16 +57,16 @@ class Ahead:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-#: Seconds between two reports of a wait for a prefetched batch.
-LOOK_S = 0.5
+#: Seconds between reports of a wait for a prefetched batch.
+POLL_S = 0.5
 
 
 class Stream:
-    """Batches in the order of their delivery to a trainer.
+    """Deliver batches in order to a trainer.
 
     Args:
-        prefetch: batches cut and fetched ahead, by a separate thread; 0: none.
-        look: called repeatedly during a wait for a batch; an error that it raises ends the wait.
+        prefetch: batches cut and fetched ahead in a separate thread; 0: none.
+        on_wait: called repeatedly during a wait for a batch; its exceptions end the wait.
         tally: counts the time spent waiting for batches.
     """
 
@@ -77,20 +77,20 @@ class Stream:
         progress: Progress,
         *,
         prefetch: int = 0,
-        look: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
         tally: Tally,
     ) -> None:
         self._subscriber = subscriber
         self._reader = reader
         self._progress = progress
-        self._ahead = Ahead(prefetch, self._read_ahead)
-        self._look = look
+        self._prefetcher = Prefetcher(prefetch, self._read_ahead)
+        self._on_wait = on_wait
         self._tally = tally
-        #: Number of batches handed out, or committed before this rank joined.
+        #: Number of batches delivered, or committed before this rank joined.
         self.last = 0
 
     def take(self, timeout_s: float | None) -> Batch:
-        """Return the batch after ``last``; blocks until its payloads are read. Raises like ``Trainer.next``."""
+        """Return the batch after ``last``. Blocks until its payloads are read; raises like ``Trainer.next``."""
         with self._tally.waiting("batch"):
             return self._take(timeout_s)
 
@@ -98,30 +98,30 @@ class Stream:
         if self._progress.begin(timeout_s):
             self.last = self._progress.position
         n = self.last + 1
-        ahead = self._ahead.get(n)
+        ahead = self._prefetcher.get(n)
         if ahead is not None:
             return self._await(n, ahead, timeout_s)
-        self._ask(n)
+        self._request(n)
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        delivery = self._subscriber.read(n, timeout_s, look=self._look)
+        delivery = self._subscriber.read(n, timeout_s, on_wait=self._on_wait)
         return self._reader.prepare(self._make(delivery, deadline_s))
 
     def hand_out(self, batch: Batch) -> None:
-        """Hand out ``batch`` and prefetch its successors. Blocks for a round trip if prefetching."""
+        """Record the delivery of ``batch`` and prefetch its successors. Blocks for a round trip if prefetching."""
         self.last = batch.n
-        if self._ahead.depth:
-            self._ask(batch.n + self._ahead.depth)
-            self._ahead.look(batch.n + 1)
+        if self._prefetcher.depth:
+            self._request(batch.n + self._prefetcher.depth)
+            self._prefetcher.start(batch.n + 1)
 
     def drop(self) -> None:
         """Discard prefetched batches. Blocks until the thread has stopped reading."""
-        self._ahead.drop()
+        self._prefetcher.drop()
 
     def close(self) -> None:
-        """Stop the thread. Blocks shortly."""
-        self._ahead.close()
+        """Stop the thread. Blocks briefly."""
+        self._prefetcher.close()
 
-    def _ask(self, n: int) -> None:
+    def _request(self, n: int) -> None:
         if self._subscriber.seat.drives:
             self._subscriber.ask(n)
 
@@ -133,11 +133,11 @@ class Stream:
                 raise self._subscriber.timeout(
                     f"Batch {n} of subscription {self._subscriber.name!r} did not arrive within {timeout_s} s"
                 )
-            self._look()
+            self._on_wait()
             self._subscriber.waiting.blocked_on(BatchNotCut(self._subscriber.name, n))
-            futures.wait([ahead], min(LOOK_S, left))
+            futures.wait([ahead], min(POLL_S, left))
         self._subscriber.waiting.end()
-        return self._ahead.take(n)
+        return self._prefetcher.take(n)
 
     def _read_ahead(self, n: int, stopped: Callable[[], bool]) -> Batch:
         batch = self._make(self._subscriber.read(n, stopped=stopped, ahead=True))

@@ -1,8 +1,8 @@
-"""Make the arrays of a rank's samples from their payloads, checked against the manifest.
+"""Make the arrays of a rank's samples from their payloads, and check them against the manifest.
 
-    payloads ─> flat [T], samples concatenated, one array per key ─> padded [B, L], or packed [T] with its bounds
+    payloads ─> flat [T] of concatenated samples, one array per key ─> padded [B, L], or packed [T] with bounds
 
-Vectorized over all samples: Python work per key, not per sample and key.
+Vectorized over all samples: Python work is per key, not per sample and key.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,14 +24,14 @@ from penstock.records.sample import SampleStatus
 
 
 class LossTokens:
-    """Decide which tokens of a batch bear loss, from their staleness, and compute the loss denominators (T10).
+    """Select the tokens of a batch that bear loss by staleness, and compute the loss denominators (T10).
 
-    Everything is computed from the manifest, which every rank has. Nothing blocks.
+    All results come from the manifest, which every rank has. Nothing blocks.
 
     Args:
-        rows: of the complete batch.
-        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: mask no
-            more.
+        rows: rows of the complete batch.
+        max_staleness: tokens staler than this bear no loss here, regardless of the bound of the cut; None: no further
+        masking.
     """
 
     def __init__(self, manifest: Manifest, rows: Sequence[Row], max_staleness: int | None = None) -> None:
@@ -40,13 +40,13 @@ class LossTokens:
         self._train_version = manifest.train_version
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
         self._lags: dict[int, int] = {}
-        #: Ids of samples that bear no loss here, whatever the manifest says.
+        #: Ids of samples whose loss was removed here.
         self.removed: set[str] = set()
         #: Loss tokens of each row of the complete batch.
         self.per_row = [self.of(row) for row in rows]
 
     def staleness(self, version: int) -> int:
-        """Return steps of the lineage from ``version`` to the train version (T2); -1 for tokens not generated."""
+        """Return the lineage steps from ``version`` to the train version (T2); -1 for tokens not generated."""
         if version not in self._lags:
             self._lags[version] = self._lineage.lag(version, self._train_version) if version >= 0 else -1
         return self._lags[version]
@@ -57,7 +57,7 @@ class LossTokens:
         self.per_row = [self.of(row) for row in self._rows]
 
     def of(self, row: Row) -> int:
-        """Return the number of a row's tokens that bear loss here."""
+        """Return the number of loss tokens of a row."""
         if row.sample in self.removed:
             return 0
         if self.max_staleness is None or not row.num_loss:
@@ -66,7 +66,7 @@ class LossTokens:
         return sum(count for version, count in by_version if self.staleness(version) <= self.max_staleness)
 
     def counts(self, indices: Collection[int]) -> dict[str, int]:
-        """Return denominators of the loss over these rows of the complete batch, see ``Batch.counts``."""
+        """Return the loss denominators over these rows of the complete batch, see ``Batch.counts``."""
         bearing = [self.per_row[i] for i in indices]
         return {
             "loss_tokens": sum(bearing),
@@ -76,7 +76,7 @@ class LossTokens:
         }
 
 
-#: Keys of arrays with one entry per token -> fill value, dtype.
+#: Key of an array with one entry per token -> fill value, dtype.
 TOKEN_KEYS: dict[str, tuple[float, type]] = {
     "tokens": (0, np.int64),
     "loss_mask": (False, np.bool_),
@@ -86,12 +86,12 @@ TOKEN_KEYS: dict[str, tuple[float, type]] = {
     "versions": (-1, np.int32),
     "staleness": (-1, np.int32),
 }
-#: Side arrays that are token keys if samples of the batch have them; 0 for tokens not generated.
+#: Side array that is a token key if samples of the batch have it -> fill value, dtype.
 SIDE_KEYS: dict[str, tuple[float, type]] = {
     TEACHER_LOGPROBS: (0.0, np.float32),
     REFERENCE_LOGPROBS: (0.0, np.float32),
 }
-#: Keys whose arrays have one entry per sample.
+#: Key of an array with one entry per sample -> dtype.
 SAMPLE_KEYS: dict[str, type] = {
     "lengths": np.int64,
     "temperatures": np.float32,
@@ -99,7 +99,7 @@ SAMPLE_KEYS: dict[str, type] = {
     "rows": np.int64,
 }
 
-#: A single dummy token without loss, so that every rank has something to run.
+#: Mask of a filler: one token without loss, so that every rank has input.
 _NOTHING = np.zeros(1, np.uint8)
 
 
@@ -109,21 +109,21 @@ def wanted_keys(keys: Collection[str] | None, sides: Collection[str] = ()) -> Co
     Args:
         sides: keys of side arrays that the complete batch has, the same on all ranks.
     """
-    there = [*TOKEN_KEYS, *sides]
+    known = [*TOKEN_KEYS, *sides]
     if keys is None:
-        return there
-    if foreign := sorted(set(keys) - set(there)):
-        raise ProtocolError(f"There is no array {', '.join(foreign)} in a batch: keys are {', '.join(there)}.")
+        return known
+    if foreign := sorted(set(keys) - set(known)):
+        raise ProtocolError(f"unknown array {', '.join(foreign)}: keys of a batch are {', '.join(known)}.")
     return keys
 
 
 class TokenArrays:
-    """The arrays of one rank's samples; ``members`` are positions in its rows, none means one filler.
+    """Make the arrays of one rank's samples; ``members`` are positions in its rows, empty means one filler.
 
     Args:
-        rows: this rank's.
-        indices: index of each into the rows of the complete batch.
-        advantages: of each row of the complete batch.
+        rows: rows of this rank.
+        indices: index of each row in the complete batch.
+        advantages: advantage of each row of the complete batch.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class TokenArrays:
         self._loss = loss
         #: Advantages of each row of the complete batch.
         self.advantages = advantages
-        #: Side arrays of each row that were read, by name.
+        #: Side arrays read so far: name -> array of each row.
         self._sides: dict[str, list[NDArray[Any] | None]] = {}
 
     def padded(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class TokenArrays:
         return {key: np.array(values[key], dtype) for key, dtype in SAMPLE_KEYS.items()}
 
     def _flat(self, members: Sequence[int], keys: Collection[str]) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        """Return checked token arrays [T] of concatenated ``members``, and lengths [B]; no member: one filler."""
+        """Return checked token arrays [T] of concatenated ``members`` (one filler if empty), and lengths [B]."""
         found = [self._opened.all[i] for i in members] or [None]
         lengths = np.array([1 if payload is None else len(payload) for payload in found], np.int64)
         pairs = zip(found, lengths.tolist(), strict=True)
@@ -200,7 +200,7 @@ class TokenArrays:
         return flat | {key: self._side(key, members, lengths) for key in SIDE_KEYS if key in keys}, lengths
 
     def _side(self, name: str, members: Sequence[int], lengths: NDArray[np.int64]) -> NDArray[Any]:
-        """Return [T] a side array with a number for each token, or each after the prompt. Raises PayloadError."""
+        """Return a side array [T] with a number per token, or per token after the prompt. Raises PayloadError."""
         if name not in self._sides:
             self._sides[name] = self._opened.side(name)
         blank, dtype = SIDE_KEYS[name]
@@ -209,11 +209,11 @@ class TokenArrays:
         for i, length in zip(members, lengths.tolist(), strict=False):
             row, array, begin, end = self._rows[i], self._sides[name][i], end, end + length
             if array is None:
-                continue  # no token of it bears loss (``layout.check_sides``)
+                continue  # the row bears no loss (``layout.check_sides``)
             if array.shape not in ((length,), (length - row.prompt_length,)) or not np.isfinite(array).all():
                 raise PayloadError(
-                    f"sample {row.sample}: its side array {name!r} of shape {array.shape} is not one finite number "
-                    f"for each of its {length} tokens, or of the {length - row.prompt_length} behind its prompt."
+                    f"sample {row.sample}: side array {name!r} of shape {array.shape} needs one finite number for each "
+                    f"of its {length} tokens, or for each of the {length - row.prompt_length} after its prompt."
                 )
             out[end - len(array) : end] = array
             out[begin : begin + row.prompt_length] = blank
@@ -227,7 +227,7 @@ class TokenArrays:
         runs: Sequence[tuple[int, int]],
         generated: NDArray[np.bool_],
     ) -> dict[str, Callable[[], NDArray[Any]]]:
-        """Return a function for each array: making one for the complete batch costs as much as reading its payloads."""
+        """Return a function per array, because making an array costs as much as reading the payloads."""
         counts = [count for count, _ in runs]
 
         def along(values: list[int]) -> NDArray[Any]:
@@ -264,7 +264,7 @@ class TokenArrays:
         counts = np.array([count for count, _ in runs], np.int64)
         starts = np.cumsum(counts) - counts
         generated_by_run = sum_runs(generated, starts)
-        # Usually all generated tokens bear loss; comparing takes a fifth of the time of counting.
+        # Usually all generated tokens bear loss, and comparing takes a fifth of the time of counting.
         num_bearing = generated_by_run if np.array_equal(generated, loss) else sum_runs(loss, starts)
         run = 0
         for i, left in zip(members, lengths.tolist(), strict=True):
@@ -287,21 +287,21 @@ class TokenArrays:
         wanted = (row.length, row.prompt_length, row.num_generated, row.num_loss)
         if found != wanted:
             raise PayloadError(
-                f"sample {row.sample}: length, prompt, generated and loss tokens are {found} in its payload, but batch "
-                f"{n} was cut with {wanted}."
+                f"sample {row.sample}: length, prompt, generated and loss tokens are {found} in its payload, but "
+                f"{wanted} in the manifest of batch {n}."
             )
         if oldest != row.oldest_loss:
             raise PayloadError(
-                f"sample {row.sample}: the oldest version that bears loss is {oldest} in its payload, but batch {n} "
-                f"was cut with {row.oldest_loss}."
+                f"sample {row.sample}: the oldest version that bears loss is {oldest} in its payload, but "
+                f"{row.oldest_loss} in the manifest of batch {n}."
             )
 
     def _check_masked(self, members: Sequence[int], found: int) -> None:
-        """Check that the payloads have as many loss tokens as the manifest, from which denominators are computed."""
+        """Check that the payloads have as many loss tokens as the manifest, which gives the denominators."""
         wanted = sum(self._loss.of(self._rows[i]) for i in members if self._opened.all[i] is not None)
         if found != wanted:
             raise PayloadError(
                 f"batch {self._manifest.n}: {found} tokens bear loss at staleness {self._loss.max_staleness} or less, "
-                f"its manifest says {wanted}: it was cut by a buffer that does not count loss tokens by version; "
+                f"but {wanted} in its manifest, because the buffer that cut it does not count loss tokens by version: "
                 "restart the buffer."
             )

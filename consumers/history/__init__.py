@@ -1,1 +1,1 @@
-"""The recorder: write samples and their fates to files when their groups leave the queue."""
+"""Record samples and their fates in files when their groups leave the queue."""

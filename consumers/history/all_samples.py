@@ -1,4 +1,4 @@
-"""``hooks.all_samples``: a user function that gets every sample, whatever became of it."""
+"""Call the user function of ``hooks.all_samples`` with every sample, whatever its fate."""
 
 import logging
 import threading
@@ -16,15 +16,15 @@ from penstock.system.user_code import staying_alive
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checks whether the function has returned.
-LOOK_S = 0.5
+#: Seconds between checks for the return of the function.
+POLL_S = 0.5
 
 
 class AllSamples:
-    """The hook of one recorder; does nothing if no hook is configured.
+    """Call the hook of one recorder, if configured.
 
     Raises:
-        ConfigError: the function cannot be imported, or has the wrong signature.
+        ConfigError: the function cannot be imported, or has a wrong signature.
     """
 
     def __init__(self, config: Config) -> None:
@@ -35,19 +35,20 @@ class AllSamples:
         #: Set when a call that timed out returns.
         self._left: threading.Event | None = None
 
-    def tell(self, rows: Sequence[SampleRow], tick: Callable[[], bool]) -> bool:
-        """Call the function with rows that are on disk; return False and log if it raised or timed out.
+    def call(self, rows: Sequence[SampleRow], tick: Callable[[], bool]) -> bool:
+        """Call the function with stored rows; log and return False if it raised or timed out.
 
-        Blocks for at most ``hooks.timeout_s``; its thread is left running then, and until it ends rows are skipped.
+        Blocks at most ``hooks.timeout_s``; after a timeout its thread keeps running, and rows are skipped until it
+        ends.
 
         Args:
-            tick: called during the wait; true ends it.
+            tick: polled during the wait; true ends the wait.
         """
         hook = self._hook
         if hook is None or not rows:
             return True
         if self._left is not None and not self._left.is_set():
-            log.warning("%s: an earlier call is still running, skipping %d samples", hook.name, len(rows))
+            log.warning("hook %s: an earlier call is still running, skipping %d samples", hook.name, len(rows))
             return False
         ended, raised = threading.Event(), list[BaseException]()
 
@@ -55,23 +56,23 @@ class AllSamples:
             try:
                 with staying_alive():
                     self._call(hook, rows)
-            # SystemExit too: it would end the thread without a message.
+            # Including SystemExit, which would end the thread silently.
             except BaseException as exc:
                 raised.append(exc)
             ended.set()
 
         threading.Thread(target=body, name=hook.name, daemon=True).start()
         deadline = time.monotonic() + self._limit_s
-        while not ended.wait(min(LOOK_S, max(0.0, deadline - time.monotonic()))):
+        while not ended.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
             if tick() or time.monotonic() >= deadline:
                 log.warning(
-                    "%s: still runs after %g s, and is left behind with %d samples that begin with %s/%d",
+                    "hook %s timed out after %g s; not waiting for its call with %d samples (first: %s/%d)",
                     hook.name, self._limit_s, len(rows), rows[0].job, rows[0].k,
                 )  # fmt: skip
                 self._left = ended
                 return False
         if raised:
-            log.warning("%s raised; its samples are in the history", hook.name, exc_info=raised[0])
+            log.warning("hook %s raised; its samples are in the history", hook.name, exc_info=raised[0])
         return not raised
 
     def _call(self, hook: Hook, rows: Sequence[SampleRow]) -> None:
@@ -85,7 +86,7 @@ class AllSamples:
 
 
 def _sample(row: SampleRow) -> Any:
-    """Convert a row to slime's sample; fields that the history does not record are empty."""
+    """Convert a row to slime's sample, with empty fields for data that is not recorded."""
     at = row.prompt_length
     return of_row(
         row,

@@ -1,4 +1,4 @@
-"""``penstock recorder``: record the fates of samples when their groups leave the queue."""
+"""Run ``penstock recorder``, which records the fates of samples when their groups leave the queue."""
 
 import os
 import signal
@@ -7,13 +7,13 @@ from types import FrameType
 from penstock.config import Config
 from penstock.consumers.history.recorder import Recorder
 
-#: Low CPU priority; the lowest is 19.
+#: CPU niceness; 19 is the lowest priority.
 NICE = 15
 
 
 def main(config: Config) -> int:
-    """Record until SIGTERM or SIGINT, then the backlog, for 8 s at most. Blocks."""
-    # Low priority: no part waits for the recorder, and unfinished work stays in its backlog.
+    """Record until SIGTERM or SIGINT, then record the backlog for at most 8 s. Blocks."""
+    # Low priority: no process waits for the recorder, and unfinished work stays in the backlog.
     os.nice(NICE)
     recorder = Recorder(config)
 

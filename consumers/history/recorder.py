@@ -1,17 +1,17 @@
-"""The recorder process: record fates of samples before the leader sweeps their groups.
+"""Record the fates of samples before the leader deletes their groups.
 
     unrecorded ──> groups, records ──> payloads ──> rows ──> files of this epoch, synced ──> recorded ──> (leader) sweep
-    dead ────────> rows of buried jobs ──────────────┘
+    dead ────────> rows of dead letters ─────────────┘
 
 | loop step | waits for | unblocked by |
 |---|---|---|
-| record | another recorder's lease | its end or expiry |
-| payloads | an unreachable payload server | it answers, or is declared lost |
-| write | space on the disk | space |
-| hook | ``hooks.all_samples`` | its return or timeout |
+| record | another recorder's lease | release or expiry |
+| payloads | an unreachable payload server | a response, or its declaration as lost |
+| write | disk space | free space |
+| hook | ``hooks.all_samples`` | return or timeout |
 
-Only the sweep waits for it, and only up to ``history.backlog``. A kill at any time loses no row: groups not
-acknowledged as recorded are written again under the same key.
+Only the deletion of groups waits for the recorder, and only up to ``history.backlog``. A kill at any time loses no row:
+groups not acknowledged as recorded are written again under the same key.
 """
 
 import logging
@@ -52,12 +52,12 @@ log = logging.getLogger(__name__)
 
 #: Dead letters per read.
 CHUNK = 32
-#: Most characters of a dead letter's prompt, and of its label.
+#: Most characters of a dead letter's prompt and of its label.
 MAX_TEXT = 1024 * 1024
 
 
-class Burials:
-    """Follows the stream of dead letters from its beginning: letters recorded before are written again."""
+class DeadLetters:
+    """Read the stream of dead letters from its start; letters recorded earlier are written again."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
@@ -65,7 +65,7 @@ class Burials:
         self._after = "-"
 
     def take(self) -> list[SampleRow]:
-        """Return rows of the jobs that were dead-lettered since. Blocks for two round trips."""
+        """Return rows of new dead letters. Blocks for two round trips."""
         entries = self._client.xrange(self._keys.dead, self._after, "+", count=CHUNK)
         if entries:
             self._after = f"({entries[-1][0].decode()}"
@@ -78,7 +78,7 @@ class Burials:
 
 
 def _tries(raw: object) -> str:
-    """Return '' if the group is gone, or the field is invalid: the dead letter is recorded all the same."""
+    """Decode the attempts of a group; return '' if they are gone or invalid, so that the letter is still recorded."""
     try:
         text = raw.decode() if isinstance(raw, bytes) else ""
         tries_of(text, "a group")
@@ -106,26 +106,26 @@ def _row_of(entry: Entry, name: str, tries: str) -> SampleRow:
 
 
 def _job_of(body: bytes) -> Job | None:
-    """Return None if the job cannot be read, which may be why it is dead."""
+    """Decode a job; return None if it is unreadable, which may be the reason of the dead letter."""
     try:
         return Job.from_bytes(body)
     except ProtocolError:
         return None
 
 
-#: Share of a core to use if cores are contended, while the backlog is no fuller than ``FULL``.
+#: Share of a core to use on contended CPUs while the backlog is at most ``FULL``.
 SHARE, FULL = 0.05, 0.75
-#: Cores are contended if this thread waited for one for more than this share of its runnable time.
+#: Share of runnable time spent waiting for a core above which CPUs count as contended.
 CONTENDED = 0.1
 #: Longest rest, in seconds.
 MAX_REST_S = 5.0
 
-#: CPU seconds of this thread so far, and seconds in which it was runnable without a core.
+#: Returns CPU seconds of this thread, and seconds in which it was runnable without a core.
 Ran = Callable[[], tuple[float, float]]
 
 
 def ran() -> tuple[float, float]:
-    """Return the kernel's account of the calling thread; without waiting times on other systems than Linux."""
+    """Return CPU and waiting seconds of the calling thread; waiting times need Linux."""
     try:
         cpu_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -134,10 +134,10 @@ def ran() -> tuple[float, float]:
 
 
 class Pace:
-    """Computes how long to rest after some work, so that a burst of groups is recorded after it is over.
+    """Compute pauses after work, so that bursts of groups are recorded afterwards.
 
     Args:
-        ran: the kernel's account of this thread.
+        ran: returns CPU and waiting seconds of this thread.
     """
 
     def __init__(self, ran: Ran = ran) -> None:
@@ -145,7 +145,7 @@ class Pace:
         self._last = ran()
 
     def rest_s(self) -> float:
-        """Return seconds to rest after the work since the last call; 0: continue. Returns at once."""
+        """Return the seconds to rest for the work since the last call, 0 to continue. Returns at once."""
         before, self._last = self._last, self._ran()
         cpu_s, waited_s = (now - then for now, then in zip(self._last, before, strict=True))
         if waited_s <= CONTENDED * (cpu_s + waited_s):
@@ -153,22 +153,22 @@ class Pace:
         return max(0.0, min(MAX_REST_S, cpu_s * (1 / SHARE - 1)))
 
 
-#: The recorder's lease expires when it is not renewed for so long, and is renewed three times as often.
+#: Duration of the recorder's lease in seconds; it is renewed three times as often.
 LEASE_S = 15.0
-#: Seconds between two reads while nothing waits; a read that returned a full chunk is followed by the next at once.
-LOOK_S = 0.5
-#: Groups per read, and after a rest; most samples and payload bytes of one commit of the files.
+#: Seconds between reads without a backlog; a read with a full chunk is followed by another at once.
+POLL_S = 0.5
+#: Groups per read, and per read after a rest; most samples and payload bytes of one commit of the files.
 GROUPS, FEW_GROUPS, SAMPLES, PIECE_BYTES = 64, 8, 1024, 32 * 1024 * 1024
-#: A sample with a larger payload is recorded without answer and tokens.
+#: Largest payload in bytes that is recorded with answer and tokens.
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-#: Longest time that a stopping recorder works on its backlog.
+#: Longest time, in seconds, for a stopping recorder to finish its backlog.
 DRAIN_S = 8.0
 
 _Piece = list[tuple[Retired, SampleMeta]]
 
 
 class Recorder:
-    """One recorder process; ``run`` blocks until ``stop``."""
+    """Run one recorder process."""
 
     def __init__(self, config: Config) -> None:
         if config.redis.url is None:
@@ -177,7 +177,7 @@ class Recorder:
         self._keys = Keys(config.run)
         self._folder = RunFolder(config.run_dir).history
         self._stopping = threading.Event()
-        #: Time (monotonic) at which it abandons its backlog; None before a stop.
+        #: Time (monotonic) at which a stopping recorder abandons its backlog; None before a stop.
         self._end_at: float | None = None
         self._control = Control(config.redis.url, stopped=self._is_over)
         self._token = new_token()
@@ -190,7 +190,7 @@ class Recorder:
         self._attendance = Attendance(self._control.client, self._keys, "recorder", metrics=url)
         self._payloads = PayloadReader(config.redis, self._keys, self._waiting, stopped=self._tick)
         self._texts = Texts(config.model.path)
-        self._burials = Burials(self._control.client, self._keys)
+        self._dead_letters = DeadLetters(self._control.client, self._keys)
         self._all_samples = AllSamples(config)
         self._pace = Pace()
         #: Number of groups of the next read.
@@ -198,13 +198,13 @@ class Recorder:
         self._writer: HistoryWriter | None = None
 
     def stop(self) -> None:
-        """Make ``run`` return when the backlog is recorded, or after ``DRAIN_S``; safe in a signal handler."""
+        """Make ``run`` return once the backlog is recorded, or after ``DRAIN_S``. Safe in a signal handler."""
         if self._end_at is None:
             self._end_at = time.monotonic() + DRAIN_S
         self._stopping.set()
 
     def run(self) -> None:
-        """Record while holding the lease. Blocks until ``stop``. Raises HistoryError, OSError for its files."""
+        """Record while holding the lease. Blocks until ``stop``. Raises HistoryError, and OSError of the files."""
         try:
             self._texts.load()
             self._control.do(lambda client: ensure_lanes(client, self._keys))
@@ -214,7 +214,7 @@ class Recorder:
         except (QueueUnavailable, DiskFull) as exc:
             if not self._stopping.is_set():
                 raise
-            log.warning("stopped before the backlog was recorded: %s", exc)
+            log.warning("stopped before recording the backlog: %s", exc)
         finally:
             self._payloads.close()
             self._control.close()
@@ -246,20 +246,20 @@ class Recorder:
                 lease_ms=int(1000 * LEASE_S),
                 backlog=history.backlog,
                 patience_ms=int(1000 * history.patience_s),
-                # A recorder that renews its lease writes to files of its own.
+                # A recorder that renews its lease continues its own files.
                 newest=newest_epoch(self._folder) if self._recording is None else 0,
             )
         )
 
     def _record(self, recording: Recording) -> None:
-        """Record until the lease is lost, or ``stop`` and the backlog is empty."""
+        """Record until the lease is lost, or until ``stop`` was called and the backlog is empty."""
         self._recording = recording
         self._renew_at = time.monotonic() + LEASE_S / 3
         self._writer = HistoryWriter(
             self._folder, recording.epoch, max_bytes=self._config.history.max_bytes, look_up=self._texts.pieces
         )
-        # The files are new: dead letters recorded in earlier ones are written again.
-        self._burials = Burials(self._control.client, self._keys)
+        # The files are new, so dead letters from earlier files are written again.
+        self._dead_letters = DeadLetters(self._control.client, self._keys)
         log.info("recording in epoch %d to %s", recording.epoch, self._folder)
         try:
             while not self._is_over():
@@ -268,40 +268,40 @@ class Recorder:
                 if not more and self._stopping.is_set():
                     break
                 self._groups = FEW_GROUPS if rest_s and not self._stopping.is_set() else GROUPS
-                self._rest(max(rest_s, 0.0 if more else LOOK_S))
+                self._rest(max(rest_s, 0.0 if more else POLL_S))
         finally:
             self._writer.close()
         self._control.call(scripts.stop_recording(self._keys, recording))
 
     def _rest_s(self) -> float:
-        """Return seconds to leave the CPU to others after this turn. Blocks for round trips if it would rest."""
+        """Return the seconds to rest after this turn, 0 under pressure. Blocks for round trips before a rest."""
         rest_s = self._pace.rest_s()
         return 0.0 if rest_s and self._is_pressed() else rest_s
 
     def _is_pressed(self) -> bool:
-        """Return whether the backlog must shrink: it or Redis is filling up. Blocks for round trips."""
+        """Return whether the backlog must shrink because it or Redis is filling up. Blocks for round trips."""
         waiting = self._control.do(lambda client: client.zcard(self._keys.unrecorded))
         if waiting >= max(1.0, FULL * self._config.history.backlog):
             return True
         return waiting > 0 and is_full(self._control.do(lambda client: client.info("memory")))
 
     def _rest(self, seconds: float) -> None:
-        """Leave the CPU to others, until the backlog must shrink or ``stop``."""
+        """Sleep until the time is up, the backlog must shrink, or ``stop`` is called."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, LOOK_S)):
+        while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, POLL_S)):
             self._renew()
-            if left > LOOK_S and self._is_pressed():
+            if left > POLL_S and self._is_pressed():
                 return
 
     def _turn(self, recording: Recording) -> bool:
-        """Record what has waited longest; return whether there is more. Blocks for the disk. Raises RecordingLost."""
-        buried = self._control.do(lambda _: self._burials.take())
-        self._write(buried, [])
+        """Record the oldest entries; return whether more are waiting. Blocks for the disk. Raises RecordingLost."""
+        dead = self._control.do(lambda _: self._dead_letters.take())
+        self._write(dead, [])
         most = self._groups
-        return self._record_groups(recording, most) == most or len(buried) == CHUNK
+        return self._record_groups(recording, most) == most or len(dead) == CHUNK
 
     def _record_groups(self, recording: Recording, most: int) -> int:
-        """Record the groups that have waited longest; return their number."""
+        """Record the oldest groups; return their number."""
         raw = self._control.do(lambda client: client.zrange(self._keys.unrecorded, 0, most - 1))
         jobs = [name_shown(job) for job in raw]
         if not jobs:
@@ -317,7 +317,7 @@ class Recorder:
         return len(jobs)
 
     def _write_piece(self, piece: _Piece, kept: set[str], trained: Trained) -> None:
-        """Write the rows of some samples, with answers and tokens of those that are kept."""
+        """Write the rows of some samples, with answers and tokens of kept samples."""
         found = self._fetch([one for one in piece if _is_kept(*one, kept)])
         rows: list[SampleRow] = []
         uses: list[Use] = []
@@ -329,12 +329,12 @@ class Recorder:
         self._write(rows, uses)
 
     def _fetch(self, wanted: _Piece) -> dict[str, Bytes | None]:
-        """Return payloads by sample; known lost ones are not requested. Blocks."""
+        """Return payloads by sample, without requesting known lost ones. Blocks."""
         rows = [row_of_meta(group.job, meta) for group, meta in wanted if meta.k not in group.lost]
         return self._payloads.read(self._keys, rows) if rows else {}
 
     def _write(self, rows: Sequence[SampleRow], uses: Sequence[Use]) -> None:
-        """Write rows and uses; return when they are on disk. Blocks for space, with a reported wait."""
+        """Write rows and uses durably. Blocks for disk space, with a reported wait."""
         assert self._writer is not None
         if not rows:
             return
@@ -343,12 +343,12 @@ class Recorder:
         until_room(partial(self._writer.write, rows, uses), blocked_on=self._waiting.blocked_on, stopped=self._tick)
         self._tally.wrote(rows, time.monotonic() - began)
         self._renew()
-        if not self._all_samples.tell(rows, self._tick):
+        if not self._all_samples.call(rows, self._tick):
             self._tally.hook_failures += 1
         self._renew()
 
     def _tick(self) -> bool:
-        """Renew the lease during a wait; return whether the wait is to end."""
+        """Renew the lease during a wait; return whether the wait must end."""
         self._renew()
         return self._is_over()
 
@@ -361,12 +361,12 @@ class Recorder:
         if self._recording is None or time.monotonic() < self._renew_at:
             return
         if self._elect() != self._recording.epoch:
-            raise RecordingLost("The right to record went to another recorder, or ran out; starting over.")
+            raise RecordingLost("The recorder's lease expired or was taken by another recorder; starting over.")
         self._renew_at = time.monotonic() + LEASE_S / 3
 
 
 def _pieces(groups: Sequence[Retired]) -> Iterator[_Piece]:
-    """Split samples into pieces of at most ``SAMPLES`` and ``PIECE_BYTES``, or of one."""
+    """Split samples into pieces of at most ``SAMPLES`` and ``PIECE_BYTES``, or one sample."""
     piece: _Piece = []
     size = 0
     for group in groups:

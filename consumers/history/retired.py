@@ -1,4 +1,4 @@
-"""Groups that wait to be recorded, as stored in Redis: their fields, the records of their samples, their uses."""
+"""Read groups that wait to be recorded from Redis: fields, sample records, and uses in batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,36 +14,36 @@ from penstock.redis.commands import Client
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A retiring group."""
+    """Hold a retiring group."""
 
     job: str
     lane: str = ""
-    #: Place in the order of admission; 0 if it cannot be read.
+    #: Position in the order of admission; 0 if unreadable.
     seq: int = 0
-    #: The ledger account of its tokens, ``masked`` if some bore loss too; '' before it retires.
+    #: Ledger account of the tokens (``masked`` even if some bore loss); '' before the group retires.
     account: str = ""
-    #: Subscription in whose batches it was -> the last of its batches that was durable at that time.
+    #: Subscription that used the group -> its last durable batch at retirement.
     checkpoints: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     crashes: int = 0
-    #: Its leases, as parsed by ``penstock.records.job``.
+    #: Leases of the group, parsed by ``penstock.records.job``.
     tries: str = ""
-    #: Unix seconds; 0: unknown or never.
+    #: Times in Unix seconds; 0 if unknown or never.
     admitted_s: float = 0.0
     leased_s: float = 0.0
     ready_s: float = 0.0
-    #: Subscription -> the batches that held it.
+    #: Subscription -> batches with the group.
     uses: Mapping[str, Sequence[BatchUse]] = field(default_factory=dict)
-    #: k of samples whose payload is lost.
+    #: k of samples with lost payloads.
     lost: frozenset[int] = frozenset()
     samples: Sequence[SampleMeta] = ()
     label: str = ""
-    #: Description of invalid fields; '' if all are valid.
+    #: Description of invalid fields; '' if all fields are valid.
     broken: str = ""
 
 
 def read_retired(client: Client, keys: Keys, jobs: Sequence[str]) -> list[Retired]:
-    """Read these groups; missing ones are skipped. Blocks for a round trip."""
+    """Read groups, skipping missing ones. Blocks for a round trip."""
     pipe = client.pipeline(transaction=False)
     for job in jobs:
         pipe.hgetall(keys.group(job))
@@ -54,7 +54,7 @@ def read_retired(client: Client, keys: Keys, jobs: Sequence[str]) -> list[Retire
 
 
 def group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retired:
-    """Make a group of the fields of its hash, and the string of its records; invalid fields are named in ``broken``."""
+    """Parse a group from its hash and its records; describe invalid fields in ``broken``."""
     try:
         return _group_of(job, raw, meta)
     except (ProtocolError, ValueError) as exc:
@@ -85,7 +85,7 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
 
 
 def _checkpoints(raw: bytes, number: str) -> dict[str, int]:
-    """Parse ``SUB:N,SUB:N``. Raises ProtocolError if it is invalid."""
+    """Parse ``SUB:N,SUB:N``. Raises ProtocolError if the text is invalid."""
     pairs = [word.partition(b":") for word in raw.split(b",") if word]
     return {name_shown(name): count_of(value, number) for name, _, value in pairs}
 
@@ -98,12 +98,12 @@ def _tries(raw: bytes, what: str) -> str:
 
 
 def _under(raw: Mapping[bytes, bytes], prefix: bytes) -> list[tuple[str, bytes]]:
-    """Return fields with a prefix, by the rest of their names."""
+    """Return fields with a prefix, by name without the prefix."""
     return [(name_shown(name[len(prefix) :]), value) for name, value in raw.items() if name.startswith(prefix)]
 
 
 def read_trained(client: Client, keys: Keys, groups: Sequence[Retired]) -> dict[tuple[str, int], float]:
-    """Return (subscription, batch) -> commit time of all ranks (Unix seconds), as far as Redis has it. Blocks."""
+    """Return (subscription, batch) -> commit time of all ranks (Unix seconds), if known to Redis. Blocks."""
     wanted: dict[str, set[int]] = {}
     for group in groups:
         for sub, uses in group.uses.items():

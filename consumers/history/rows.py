@@ -1,4 +1,4 @@
-"""Rows of retiring groups: one per sample or part of it, from its record, its payload and the fate of its group."""
+"""Make history rows of retiring groups, one per sample or part, from its record, payload and fate."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from penstock.records.sample_meta import Part, SampleMeta
 
 log = logging.getLogger(__name__)
 
-#: Reasons that have other names in rows. ``unused``: no reader, in a lane without a trainer, or after its subscription
-#: was dropped.
+#: Reasons with other names in rows. ``unused``: no subscription read the group, because its lane has no trainer or the
+#: subscription was dropped.
 _REASONS = {"unwanted": "unused", "unknown": ""}
 
 
 def uses_of_sample(group: Retired, meta: SampleMeta, part: Part | None = None, index: int = 0) -> list[Use]:
-    """Return each batch that held the sample, or the part of this ``index``, by subscription."""
+    """Return the uses of a sample, or of its part ``index``, in batches of all subscriptions."""
     found = []
     for sub, uses in sorted(group.uses.items()):
         for use in uses:
@@ -35,9 +35,9 @@ def uses_of_sample(group: Retired, meta: SampleMeta, part: Part | None = None, i
 
 
 def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    """Return fate and reason of a sample of a retiring group; ``meta`` None: of a job that ended without one.
+    """Return fate and reason of a sample of a retiring group, or (``meta`` None) of a job that ended without samples.
 
-    If subscriptions differ the first of these counts: payload lost, trained, masked, filtered, dropped.
+    If subscriptions differ, the first of these counts: payload lost, trained, masked, filtered, dropped.
     """
     if group.broken:
         return Fate.DROPPED, Disposal.UNREADABLE
@@ -50,7 +50,7 @@ def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[F
         return SCORES[group.lane], ""
     if account == Fate.MASKED:
         durable = [use for use in uses if use.batch <= group.checkpoints.get(use.subscription, 0)]
-        # Without uses it was cut before the run recorded a history.
+        # Without uses, the group was cut before the run recorded a history.
         bore_loss = any(use.loss_tokens for use in durable) if uses else meta is not None and meta.num_loss > 0
         return (Fate.TRAINED if bore_loss else Fate.MASKED), ""
     fate = Fate(account) if account in (Fate.FILTERED, Fate.PAYLOAD_LOST) else Fate.DROPPED
@@ -63,7 +63,7 @@ Trained = Mapping[tuple[str, int], float]
 
 
 def row_of_job(group: Retired) -> SampleRow:
-    """Return the row of a job that ended without a sample."""
+    """Return the row of a job that ended without samples."""
     fate, reason = fate_of(group, None, [])
     return SampleRow(
         group.job, WHOLE_JOB, lane=group.lane, attempts=group.attempts, crashes=group.crashes, tries=group.tries,
@@ -74,11 +74,11 @@ def row_of_job(group: Retired) -> SampleRow:
 def rows_of(
     group: Retired, meta: SampleMeta, data: Bytes | None, texts: Texts | None, trained: Trained
 ) -> list[tuple[SampleRow, list[Use]]]:
-    """Return the row of one sample, or of each of its parts, and its uses.
+    """Return (row, uses) of a sample, or of each of its parts.
 
     Args:
-        data: its payload; None if it is gone or not needed.
-        texts: decodes tokens; None: answers and tokens of this group are not recorded.
+        data: payload; None if it is gone or not needed.
+        texts: decoder of tokens; None if answers and tokens of this group are not recorded.
     """
     payload = _opened(group, meta, data)
     if not meta.parts:
@@ -103,7 +103,7 @@ def _row_of(
     uses = uses_of_sample(group, meta, part, index)
     fate, reason = fate_of(group, meta, uses)
     if payload is None and texts is not None and fate != Fate.PAYLOAD_LOST:
-        # A trained sample stays trained, though its answer is lost.
+        # A trained sample stays trained even if its answer is lost.
         fate, reason = (fate, "payload_lost") if fate == Fate.TRAINED else (Fate.PAYLOAD_LOST, reason)
     return (
         SampleRow(
@@ -146,7 +146,7 @@ def _kept(payload: Payload | None, texts: Texts | None) -> dict[str, Any]:
 
 
 def _times(group: Retired, meta: SampleMeta, uses: Sequence[Use], trained: Trained) -> dict[str, Any]:
-    """Return Unix seconds; of several batches that held it, the first counts."""
+    """Return times in Unix seconds; the first of several batches counts."""
     cuts = [use.cut_s for batches in group.uses.values() for use in batches]
     steps = [trained[use.subscription, use.batch] for use in uses if (use.subscription, use.batch) in trained]
     return {

@@ -11,17 +11,17 @@ log = logging.getLogger(__name__)
 
 
 class Texts:
-    """Decodes tokens with the tokenizer of the run's model; to '' without one."""
+    """Decode tokens with the tokenizer of the run's model, or to '' without a tokenizer."""
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path
-        self._looked = False
+        self._is_loaded = False
         self._found: TokenTexts | None = None
-        #: The last prompt and its text: the samples of a group share it.
+        #: Last prompt and its text, which the samples of a group share.
         self._prompt: tuple[list[int], str] = [], ""
 
     def load(self) -> None:
-        """Load the tokenizer, which may take seconds; otherwise the first use does. Blocks."""
+        """Load the tokenizer now instead of on first use. Blocks, possibly for seconds."""
         self._tokenizer()
 
     @property
@@ -50,10 +50,10 @@ class Texts:
         return "" if found is None else found.text_of(tokens, special)
 
     def _tokenizer(self) -> TokenTexts | None:
-        if not self._looked:
-            self._looked = True
+        if not self._is_loaded:
+            self._is_loaded = True
             try:
                 self._found = load_token_texts(self._path)
             except ConfigError as exc:
-                log.warning("the history records tokens without text: %s", exc)
+                log.warning("failed to load the tokenizer, recording tokens without text: %s", exc)
         return self._found

@@ -1,1 +1,1 @@
-"""Prometheus metrics of trainers, scorers and the recorder."""
+"""Export Prometheus metrics of trainers, scorers and the recorder."""

@@ -1,4 +1,4 @@
-"""Metrics of the recorder: samples recorded, and their tokens by fate."""
+"""Export metrics of the recorder, and write latest records to Redis."""
 
 import logging
 import threading
@@ -22,19 +22,19 @@ from penstock.redis.control import PASSING, Control
 
 log = logging.getLogger(__name__)
 
-#: Shortest time between two writes: a record that changes more often is written once with its latest content.
+#: Shortest time between writes, in seconds; more frequent changes are coalesced.
 PACE_S = 0.1
-#: Longest wait for the last write when it is closed.
+#: Longest wait for the last write on close, in seconds.
 CLOSE_S = 2.0
 
 
 class LatestRecord:
-    """Write the latest version of a record from a thread, which starts with the first one.
+    """Write the latest content of a record from a thread, which starts with the first record.
 
     Args:
-        url: control Redis.
-        records: name of the hash that holds the record.
-        field: field of that hash.
+        url: address of the control Redis.
+        records: name of the hash with the record.
+        field: field of the hash.
     """
 
     def __init__(self, url: str, keys: Keys, records: str, field: str) -> None:
@@ -48,7 +48,7 @@ class LatestRecord:
         self._thread: threading.Thread | None = None
 
     def show(self, record: Mapping[str, Any]) -> None:
-        """Write this record soon. Returns at once."""
+        """Schedule a write of this record. Returns at once."""
         self._latest = dict(record)
         self._changed.set()
         if self._thread is None:
@@ -56,7 +56,7 @@ class LatestRecord:
             self._thread.start()
 
     def close(self) -> None:
-        """Write the latest record and end the thread. Blocks for ``CLOSE_S`` at most."""
+        """Write the latest record and end the thread. Blocks at most ``CLOSE_S``."""
         self._closed.set()
         self._changed.set()
         if self._thread is not None:
@@ -71,7 +71,7 @@ class LatestRecord:
                 if self._latest is not None:
                     control.call(note(self._keys, self._records, self._field, pack(self._latest)))
             except (PenstockError, *PASSING) as exc:
-                log.warning("the figures of %s could not be written to Redis: %s", self._field, exc)
+                log.warning("failed to write the record of %s to Redis: %s", self._field, exc)
             self._closed.wait(PACE_S)
         control.close()
 
@@ -91,30 +91,30 @@ TABLE = table("""
 """)
 SERIES = tuple(TABLE.values())
 
-#: Shorter answers are not checked; of longer ones, this many characters at the end are.
-LOOKED_AT = 10_000
-#: Compression ratio above which an answer is repetitive.
+#: Length in characters of the checked end of an answer; shorter answers are not checked.
+CHECKED_CHARS = 10_000
+#: Compression ratio above which an answer counts as repetitive.
 RATIO = 10
 
 
 def is_repetitive(text: str) -> bool:
     """Return whether the end of a long text compresses by more than ``RATIO``. Takes about a millisecond."""
-    if len(text) <= LOOKED_AT:
+    if len(text) <= CHECKED_CHARS:
         return False
-    end = text[-LOOKED_AT:].encode(errors="replace")
+    end = text[-CHECKED_CHARS:].encode(errors="replace")
     return len(end) > RATIO * len(zlib.compress(end, level=9))
 
 
 @dataclass(slots=True)
 class RecorderTally(Collector):
-    """Running sums of one recorder."""
+    """Count the totals of one recorder."""
 
     groups: int = 0
     rows: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     write_s: float = 0.0
     hook_failures: int = 0
-    #: Rows with an answer, and those whose answer is repetitive.
+    #: Rows with an answer, and rows with a repetitive answer.
     answers: int = 0
     repetitive: int = 0
 

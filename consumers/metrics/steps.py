@@ -1,12 +1,12 @@
-"""Record every batch that a trainer commits: a row of ``steps.jsonl``, the trainer's record in Redis, and trackers.
+"""Record every batch that a trainer commits in ``steps.jsonl``, in the trainer's Redis record, and in trackers.
 
-    hand_out ─> commit: the row begins ─> publishing, report: time and figures are added ─> finish
+    hand_out ─> commit: start the row ─> publishing, report: add times and metrics ─> finish
 
-The trainer client calls all of this, so any loop is recorded. A row is written before a checkpoint is, so a step that
-a checkpoint holds has its row. Figures are added to it until the next batch is handed out, and the time of its
-publication until the next commit: weights that are published while the next batch is trained are of the batch that was
-committed last. Then it is finished, at the latest at the end. A row that changed after it was written is written again:
-of several rows of one step the last one counts (``read_rows``).
+The trainer client makes these calls, so any loop is recorded. A row is written before a checkpoint, so every step in a
+checkpoint has a row. Metrics are added until the next batch is delivered, and the publication time until the next
+commit, because weights published while the next batch is trained belong to the last committed batch. Then the row is
+finished, at the latest at the end. A row that changed after it was written is written again: the last row of a step
+counts (``read_rows``).
 """
 
 import json
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Most characters of a reported text.
+#: Most characters of a reported string.
 MAX_TEXT = 1000
 
 
 def batch_figures(manifest: Manifest) -> dict[str, Any]:
-    """Return what every trainer knows of a batch: version, rewards, staleness, counts; None for a mean of nothing."""
+    """Return standard metrics of a batch: version, rewards, staleness, counts; None for the mean of no values."""
     rows = manifest.samples()
     rewards = [one.reward for one in first_rows(rows)]
     return {
         "version": manifest.train_version,
         "batch": manifest.n,
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-        # A manifest holds 0 where no token bears loss; that is no staleness.
+        # A manifest has 0 if no token bears loss, which is not a staleness.
         "staleness_max": manifest.staleness_max if manifest.num_loss_tokens else None,
         "staleness_mean": manifest.staleness_mean if manifest.num_loss_tokens else None,
         "samples": manifest.num_samples,
@@ -56,7 +56,7 @@ def batch_figures(manifest: Manifest) -> dict[str, Any]:
 
 
 def answer_figures(manifest: Manifest) -> dict[str, float]:
-    """Return figures of the answers: lengths, the share that was truncated, groups whose rewards are all equal."""
+    """Return metrics of the answers: lengths, truncated share, groups with equal rewards."""
     if not (rows := manifest.samples()):
         return {}
     return {
@@ -67,7 +67,7 @@ def answer_figures(manifest: Manifest) -> dict[str, float]:
 
 
 def plain_figure(value: Any) -> float | int | str | bool | None:
-    """Return a reported value as JSON and msgpack can hold it: a 0-d tensor becomes a number, other objects a text."""
+    """Convert a reported value for JSON and msgpack: 0-d tensors become numbers, other objects strings."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int) and abs(value) < 2**63:
@@ -79,22 +79,22 @@ def plain_figure(value: Any) -> float | int | str | bool | None:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return ``value``, or None if it is not finite: JSON has no such number."""
+    """Return ``value``, or None if it is not finite, which JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Row = dict[str, Any]
 
-#: File of the rows of the run's own trainer.
+#: File with the rows of the run's main trainer.
 STEPS_FILE = "steps.jsonl"
-#: Most rows that are kept in memory while they cannot be written.
+#: Most rows kept in memory while they cannot be written.
 MAX_UNWRITTEN = 10_000
-#: Figures of a row that the trainer's record in Redis repeats, beside those that were reported.
+#: Row fields copied to the trainer's Redis record, in addition to reported metrics.
 SHOWN = ("step", "version", "reward_mean", "staleness_max", "staleness_mean", "step_s", "total_steps")
 
 
 def steps_file(config: Config, name: str, *, is_main: bool) -> Path:
-    """Return where the rows of a subscription go: those of a trainer beside the run's own one in a file of its own."""
+    """Return the file for the rows of a subscription; only the main trainer writes ``STEPS_FILE``."""
     return config.run_dir / (STEPS_FILE if is_main else f"steps-{name}.jsonl")
 
 
@@ -102,12 +102,12 @@ class StepRecorder:
     """Record the batches of one rank.
 
     Args:
-        config: of the run; None if nothing is recorded.
-        name: the subscription.
-        tally: sums of this rank; a commit is added to it.
-        file: where rows are appended; None: this rank records nothing, and every method returns at once.
-        latest: the trainer's record in Redis; None: there is no Redis.
-        tracks: whether rows are shown at the trackers of ``trainer.report_to``.
+        config: configuration of the run; None disables recording.
+        name: name of the subscription.
+        tally: totals of this rank, to which commits are added.
+        file: file to which rows are appended; None disables recording on this rank.
+        latest: writer of the trainer's Redis record; None without Redis.
+        tracks: whether rows are reported to the trackers of ``trainer.report_to``.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class StepRecorder:
         latest: LatestRecord | None = None,
         tracks: bool = True,
     ) -> None:
-        #: Steps that the trainer will make; 0: not known.
+        #: Total number of training steps; 0 if unknown.
         self.total_steps = 0
-        #: True if the run did not come to its end, so that it has no summary yet.
+        #: True if the run was interrupted, so that it has no summary yet.
         self.interrupted = False
         self._config = config
         self._name = name
@@ -132,38 +132,38 @@ class StepRecorder:
         self._is_tracked = tracks and file is not None and config is not None and bool(config.trainer.report_to)
         self._trackers: Trackers | None = None
         self._lock = threading.Lock()
-        #: The row of the last committed batch while it may still change.
+        #: Row of the last committed batch while it may change.
         self._row: Row | None = None
         self._is_written = True
-        #: True until the next batch is handed out: figures that are reported are of this row.
+        #: True until the next batch is delivered: reported metrics belong to this row.
         self._takes_reports = False
-        #: Names of its figures that a report does not replace.
+        #: Names of standard fields of the row, which reports do not replace.
         self._own: frozenset[str] = frozenset()
-        #: Figures that were reported before their batch was committed.
+        #: Metrics reported before the commit of their batch.
         self._reported: Row = {}
         self._unwritten: list[str] = []
         self._warned = False
-        #: Last committed batch.
+        #: Number of the last committed batch.
         self._last = 0
-        #: Batch -> busy time when it was handed out, and seconds that it was waited for.
-        self._handed: dict[int, tuple[float, float]] = {}
+        #: Batch -> busy time at its delivery, and seconds of waiting for it.
+        self._delivered: dict[int, tuple[float, float]] = {}
         self._waited_s = self._published_s = self._committed_at = 0.0
 
     def _busy_s(self) -> float:
-        """Return a clock that stops during waits for a batch and during publications."""
+        """Return the seconds of a clock that stops during waits for batches and during publications."""
         return time.monotonic() - self._tally.waits["batch"] - self._published_s
 
     def hand_out(self, n: int) -> None:
-        """Note that the trainer has batch ``n`` now; the row before it is finished if its weights are published."""
+        """Record the delivery of batch ``n``; finish the previous row if its weights are published."""
         self._takes_reports = False
         if self._row is not None and self._row["publish_s"]:
             self.finish()
         waited_s = self._tally.waits["batch"]
-        self._handed[n] = self._busy_s(), waited_s - self._waited_s
+        self._delivered[n] = self._busy_s(), waited_s - self._waited_s
         self._waited_s = waited_s
 
     def commit(self, manifest: Manifest) -> None:
-        """Begin the row of a batch that was committed; a batch that was committed before has one already."""
+        """Start the row of a committed batch, unless the batch already has a row."""
         n = manifest.n
         if self._file is None or n <= self._last:
             return
@@ -172,7 +172,7 @@ class StepRecorder:
             self._open_trackers()
         self._tally.commit(manifest)
         busy_s = self._busy_s()
-        handed_at, wait_s = self._handed.get(n, (busy_s, 0.0))
+        handed_at, wait_s = self._delivered.get(n, (busy_s, 0.0))
         own: Row = {
             "step": n,
             "trainer": self._name,
@@ -190,13 +190,13 @@ class StepRecorder:
         self._row = self._reported | own
         self._reported, self._is_written, self._takes_reports = {}, False, True
         self._last, self._committed_at = n, busy_s
-        self._handed = {later: at for later, at in self._handed.items() if later > n}
+        self._delivered = {later: at for later, at in self._delivered.items() if later > n}
         self._show()
 
     def report(self, figures: Mapping[str, Any]) -> None:
-        """Add figures to the row of the step: the one that is under way, or the last one between two batches.
+        """Add metrics to the row of the current step, or of the last step between two batches.
 
-        Figures that every row has (``step``, ``reward_mean``, ...) keep their value.
+        Standard fields (``step``, ``reward_mean``, ...) cannot be overwritten.
         """
         if self._file is None:
             return
@@ -213,7 +213,7 @@ class StepRecorder:
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        """Count the time in here as the publication behind the last committed batch."""
+        """Count the time inside the ``with`` as publication time of the last committed batch."""
         began = time.monotonic()
         try:
             yield
@@ -229,7 +229,7 @@ class StepRecorder:
                     self.finish()
 
     def write(self) -> None:
-        """Write the row if it changed. Rows that find no room on the disk are kept, and written with a later one."""
+        """Write the row if it changed; buffer rows while the disk is full."""
         if self._file is None:
             return
         if self._row is not None and not self._is_written:
@@ -242,43 +242,43 @@ class StepRecorder:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             append(self._file, "".join(self._unwritten))
         except (DiskFull, OSError) as exc:
-            self._warn(f"steps cannot be written to {self._file} ({exc}): training continues, and they are kept")
+            self._warn(f"failed to write steps to {self._file} ({exc}): buffering them while training continues")
             return
         self._unwritten.clear()
         self._warned = False
 
-    def finish(self, is_told: Callable[[Row], bool] = lambda row: False) -> None:
-        """Write the row and show it at the trackers, if there is one; it does not change any more.
+    def finish(self, is_reported: Callable[[Row], bool] = lambda row: False) -> None:
+        """Finish the current row, if any: write it and report it to the trackers.
 
         Args:
-            is_told: called with the row; true keeps it from the trackers. What it raises is raised here.
+            is_reported: called with the row; true skips the trackers. Its exceptions are raised here.
         """
         row = self._row
         if row is None:
             return
         self.write()
         self._row = None
-        if not is_told(row) and self._is_tracked:
+        if not is_reported(row) and self._is_tracked:
             self._open_trackers().row(row)
 
     def rewind(self, n: int) -> None:
-        """Finish what was recorded: the trainer goes back to batch ``n``, and the batches after it come again."""
+        """Finish the current row, as the trainer rewinds to batch ``n`` and gets later batches again."""
         self.finish()
         self._last = n
-        self._handed.clear()
+        self._delivered.clear()
         self._reported.clear()
 
     def evaluated(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Show rows of ``eval.jsonl`` in metrics and at the trackers; from any thread. Returns at once."""
+        """Report rows of ``eval.jsonl`` to metrics and trackers. Thread-safe; returns at once."""
         rows = list(rows)
         self._tally.evaluate(rows)
         if self._is_tracked:
             self._open_trackers().evaluation_rows(rows)
 
     def _open_trackers(self) -> "Trackers":
-        """Return what shows this run at ``trainer.report_to``, opened when first used; from any thread.
+        """Return the trackers of ``trainer.report_to``, opened on first use. Thread-safe.
 
-        A loop that has opened ``Trackers`` of its own for the run reports by itself, so then there are none here.
+        If the training loop has opened ``Trackers`` for the run itself, it reports the rows, and none are opened here.
         """
         from penstock.consumers.grpo.trackers.trackers import Trackers, is_open
 
@@ -289,15 +289,15 @@ class StepRecorder:
             return self._trackers
 
     def close(self, *, finished: bool = True) -> None:
-        """Finish the last row, and show what the run came to. Blocks for the trackers, see ``Trackers.close``.
+        """Finish the last row and report the summary of the run. Blocks for the trackers, see ``Trackers.close``.
 
         Args:
-            finished: False if the trainer failed, or was asked to stop.
+            finished: False if the trainer failed or was interrupted.
         """
         self.finish()
         self.write()
         if self._unwritten:
-            log.warning("%d rows of steps are lost: %s cannot be written", len(self._unwritten), self._file)
+            log.warning("lost %d rows of steps: failed to write %s", len(self._unwritten), self._file)
         if self._latest is not None:
             self._latest.close()
         if self._is_tracked:
@@ -314,7 +314,7 @@ class StepRecorder:
         trackers.close(CLOSE_S if finished else HURRY_S)
 
     def _show(self) -> None:
-        """Show the row in `penstock status` and the live view. Returns at once."""
+        """Publish the row for `penstock status` and the live view. Returns at once."""
         row = self._row
         if row is None or self._latest is None:
             return

@@ -1,4 +1,4 @@
-"""Running sums of what one trainer trained, published and waited for, and figures of the last batch."""
+"""Count one trainer's totals of training, publication and waits, and metrics of the last batch."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ from penstock.records.sample import SampleStatus
 
 log = logging.getLogger(__name__)
 
-#: Trained over generated length below which a warning is logged (T4).
+#: Ratio of trained to generated length below which a warning is logged (T4).
 LEAST_LENGTH = 0.95
 
 
@@ -36,7 +36,7 @@ class Lengths:
         self._warned = False
 
     def ratio(self, manifest: Manifest) -> float | None:
-        """Return trained over generated length, including this batch; None before any disposal. Warns below 0.95."""
+        """Return the ratio of trained to generated length; None before any disposal. Warns below 0.95."""
         aged = (int(manifest.ledger.get("aged_samples", 0)), int(manifest.ledger.get("aged_tokens", 0)))
         if not self._last and manifest.n > 1:
             self._before = aged
@@ -56,8 +56,8 @@ class Lengths:
     def _warn(self, ratio: float, on_expiry: str) -> None:
         if ratio < LEAST_LENGTH and not self._warned:
             log.warning(
-                "answers trained on are %.2f times as long as those that were generated, since groups given up for "
-                "their age are the long ones (staleness.on_expiry is %s): choose wait or mask, raise "
+                "trained answers are %.2f times as long as generated answers, because groups disposed of for their "
+                "age are the long ones (staleness.on_expiry is %s): choose wait or mask, raise "
                 "staleness.bound, or lower max_new_tokens",
                 ratio,
                 on_expiry,
@@ -66,21 +66,21 @@ class Lengths:
 
 
 class Ledger:
-    """Differences of totals; a redelivered batch, or the first after a restart, counts only known changes."""
+    """Compute differences of ledger totals; a redelivered batch, or the first after a restart, counts known changes."""
 
     def __init__(self) -> None:
         self._last: tuple[int, dict[str, Any]] = (0, {})
         self._lengths = Lengths()
 
     def metrics(self, manifest: Manifest) -> dict[str, float]:
-        """Return the metrics of one batch, by slime's names; {} without disposals.
+        """Return the disposal metrics of one batch by slime's names; {} without disposals.
 
-        ``rollout/dynamic_filter/drop_REASON``: groups dropped by filters since the batch before;
+        ``rollout/dynamic_filter/drop_REASON``: groups dropped by filters since the previous batch;
         ``rollout/dynamic_filter/raised``: groups whose filter raised; ``rollout/drop_REASON``: groups disposed of for
-        another reason (stale, rewound, or timed_out: unfinished, by ``rollout.on_group_timeout``);
-        ``rollout/reward_before_filters``: mean over the samples of this batch and of those filtered meanwhile;
-        ``rollout/partial_groups`` and ``rollout/missing_samples``: groups of this batch that are short, and the number
-        of missing samples (T11); ``rollout/trained_over_generated_length``: see ``Lengths``.
+        other reasons (stale, rewound, or timed_out: unfinished, by ``rollout.on_group_timeout``);
+        ``rollout/reward_before_filters``: mean over the samples of this batch and the samples filtered meanwhile;
+        ``rollout/partial_groups`` and ``rollout/missing_samples``: incomplete groups of this batch, and number of
+        missing samples (T11); ``rollout/trained_over_generated_length``: see ``Lengths``.
         """
         (before_n, before), self._last = self._last, (manifest.n, manifest.ledger)
         out: dict[str, float] = {}
@@ -106,40 +106,40 @@ class Ledger:
         return out
 
 
-#: Upper bounds of the buckets: staleness in versions, lengths in tokens.
+#: Upper bounds of histogram buckets: staleness in versions, lengths in tokens.
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 LENGTHS = tuple(2**power for power in range(4, 18))
 
 
 class Tally:
-    """Sums of one rank. The trainer's and an evaluation's thread add; the metrics server reads."""
+    """Count the totals of one rank; the trainer's and evaluation's threads write, the metrics server reads."""
 
     def __init__(self) -> None:
         #: batches, groups, samples, generated_tokens, loss_tokens, partial_groups, missing_samples, lost_payloads
         self.sums: Counter[str] = Counter()
         self.staleness = Histogram(STALENESS)
         self.lengths = Histogram(LENGTHS)
-        #: Seconds of waiting, by reason.
+        #: Seconds of waiting by reason.
         self.waits: dict[str, float] = {"batch": 0.0, "ranks": 0.0}
-        #: Versions published, their bytes, seconds to write and send them; rejected publications.
+        #: Published versions, their bytes, seconds to write and to send; refused publications.
         self.published: dict[str, float] = dict.fromkeys(("versions", "bytes", "write_s", "send_s", "skipped"), 0.0)
         self.last_publish_s = 0.0
-        #: The last batch that was committed; None before the first.
+        #: Manifest of the last committed batch; None before the first.
         self.manifest: Manifest | None = None
-        #: Seconds from one commit to the next, and the part spent waiting for a batch.
+        #: Seconds between the last two commits, and the part spent waiting for a batch.
         self.step_s = self.step_wait_s = 0.0
-        #: Disposals reported with it, by slime's names.
+        #: Disposals reported with that batch, by slime's names.
         self.drops: Mapping[str, float] = {}
-        #: Figures reported by the trainer.
+        #: Metrics reported by the trainer.
         self.reported: Mapping[str, float] = {}
-        #: Dataset -> numbers of the row of its last evaluation.
+        #: Dataset -> numeric fields of the row of its last evaluation.
         self.evaluations: dict[str, Mapping[str, float]] = {}
         self._ledger = Ledger()
         self._committed_at, self._waited_before = 0.0, 0.0
 
     @contextmanager
     def waiting(self, reason: str) -> Iterator[None]:
-        """Count the time in this context as a wait."""
+        """Count the time inside the ``with`` as a wait."""
         began = time.monotonic()
         try:
             yield
@@ -147,7 +147,7 @@ class Tally:
             self.waits[reason] = self.waits.get(reason, 0.0) + time.monotonic() - began
 
     def commit(self, manifest: Manifest) -> None:
-        """Add a trained batch. Takes about a microsecond a sample."""
+        """Add a trained batch. Takes about a microsecond per sample."""
         rows = manifest.rows
         self.sums.update(
             batches=1,
@@ -177,21 +177,21 @@ class Tally:
                 self.staleness.add(lags[row.oldest_loss])
 
     def publish(self, num_bytes: int, write_s: float, send_s: float) -> None:
-        """Add a version that was written and announced."""
+        """Add a written and announced version."""
         for name, value in (("versions", 1), ("bytes", num_bytes), ("write_s", write_s), ("send_s", send_s)):
             self.published[name] += value
         self.last_publish_s = write_s + send_s
 
     def skip_publication(self) -> None:
-        """Count a publication that was refused because its weights are not finite."""
+        """Count a publication refused because of non-finite weights."""
         self.published["skipped"] += 1
 
     def report(self, figures: Mapping[str, Any]) -> None:
-        """Keep the last number of each reported figure; drop one that is not a number any more."""
+        """Store the last number of each reported metric; remove metrics that are no longer numbers."""
         self.reported = numbers_of({**self.reported, **figures})
 
     def evaluate(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows of ``eval.jsonl``; the newest version of each dataset is kept."""
+        """Add rows of ``eval.jsonl``, keeping the newest version of each dataset."""
         for row in rows:
             numbers, known = numbers_of(row), self.evaluations.get(str(row["dataset"]), {})
             if numbers.get("version", -1) >= known.get("version", -1):
@@ -199,7 +199,7 @@ class Tally:
 
 
 def numbers_of(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures that are finite numbers."""
+    """Return the metrics that are finite numbers."""
     numbers = {name: float(value) for name, value in figures.items() if type(value) in (int, float)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 

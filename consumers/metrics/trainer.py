@@ -1,4 +1,4 @@
-"""Metrics of one trainer, served by its rank 0, for the complete batch of its manifest."""
+"""Export the metrics of one trainer, for complete batches, from its rank 0."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -88,7 +88,7 @@ SERIES = tuple(one for some in TABLES for one in some.values())
 
 
 class TrainerCollector(Collector):
-    """Reads the sums when it is scraped. Called from the server's thread."""
+    """Read the totals on each scrape, in the thread of the metrics server."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -121,7 +121,7 @@ class TrainerCollector(Collector):
 
 def _batch(manifest: Manifest) -> dict[str, Any]:
     figures = {
-        # Without a loss token there is no staleness: no series is better than 0.
+        # Without loss tokens, omit staleness instead of exporting 0.
         "staleness_max": manifest.staleness_max if manifest.num_loss_tokens else None,
         "staleness_mean": manifest.staleness_mean if manifest.num_loss_tokens else None,
         **{name: getattr(manifest, name) for name in ("bound", "n", "train_version")},

@@ -1,1 +1,1 @@
-"""A trainer's subscription: its owner, its manifests, its progress."""
+"""Manage a trainer's subscription: ownership, manifests, progress."""

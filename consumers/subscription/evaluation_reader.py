@@ -1,12 +1,12 @@
-"""Read finished evaluations beside training: a subscription of its own on lane ``eval``, metadata alone (T18).
+"""Read finished evaluations during training with a subscription to lane ``eval``, without payloads (T18).
 
     producer ─> jobs of lane eval ─> workers ─> cohort ─> batch of subscription eval ─> eval.jsonl, Evaluations ─> loop
 
-One batch is one evaluation: the cohort that the producer admitted for one version. A batch is committed, and its groups
-are released, once its rows are in ``eval.jsonl``.
+A batch is one evaluation: the cohort that the producer admitted for a version. A batch is committed, and its groups are
+released, once its rows are in ``eval.jsonl``.
 
-Of several trainers that publish, one reads. The others stand by: they read results from the file, and take over the
-subscription when its owner is gone. Nothing depends on a standby reader, so it reports no wait.
+One of several publishing trainers reads. The others stand by: they read results from the file, and take over the
+subscription if its owner is gone. No process depends on a standby reader, so it reports no wait.
 """
 
 import logging
@@ -36,17 +36,17 @@ from penstock.system.disk import until_room
 log = logging.getLogger(__name__)
 
 NAME = "eval"
-#: Jobs whose records are read in one round trip.
+#: Job records read per round trip.
 JOBS_AT_ONCE = 64
-#: Places in the order of admission that batches took, those passed over, and the last batch.
+#: Fields of the subscription: positions used by batches, positions skipped, last batch.
 PLACES = ("cum", "skipped", "cut")
 
 
 class EvaluationReader:
-    """Reads evaluations in a thread, appends a row per dataset to ``eval.jsonl``, and adds it to ``results``.
+    """Read evaluations in a thread, append a row per dataset to ``eval.jsonl``, and add it to ``results``.
 
-    The thread has a connection of its own to the control Redis. Without held-out prompts, and where ``results`` is not
-    read, nothing is started.
+    The thread has its own connection to the control Redis. It is not started without held-out prompts, or if
+    ``results`` is not read.
     """
 
     def __init__(self, config: Config, results: Evaluations) -> None:
@@ -57,20 +57,20 @@ class EvaluationReader:
         self._needs_reward_info = any((one.n or 1) > 1 or one.category_key is not None for one in config.data.eval)
         self._stop = threading.Event()
         self._num_jobs = 0
-        #: Size of the file when its rows were added last; None: never.
+        #: Size of the file when its rows were last added; None before.
         self._size: int | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, once the rows of earlier starts are read. Blocks for the disk."""
+        """Read the rows of earlier starts, then start the thread. Blocks for the disk."""
         if self.results.is_read:
-            with suppress(OSError):  # the thread tries again, and reports it
+            with suppress(OSError):  # the thread retries and reports it
                 self._add_written()
             self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and give the subscription back. Blocks shortly. A second call does nothing."""
+        """End the thread and release the subscription. Blocks briefly. Idempotent."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -78,17 +78,17 @@ class EvaluationReader:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._own()
+                self._read_while_owner()
         except Exception as exc:
             if self._stop.is_set() and isinstance(exc, (DiskFull, OSError)):
-                log.warning("the next trainer writes evaluations that could not be written: %s", exc)
+                log.warning("failed to write evaluations, leaving them to the next trainer: %s", exc)
                 return
             is_known = isinstance(exc, (PenstockError, *PASSING))
-            log.error("evaluations are no longer read: %s", exc, exc_info=not is_known)
+            log.error("stopped reading evaluations: %s", exc, exc_info=not is_known)
             self.results.fail(exc)
 
-    def _own(self) -> None:
-        """Own the subscription, once it is free, and read evaluations until a stop, or until the ownership is lost."""
+    def _read_while_owner(self) -> None:
+        """Acquire the subscription once it is free, and read evaluations until a stop or a loss of ownership."""
         url = self._config.redis.url
         assert url is not None
         self._subscriber = Subscriber(url, Keys(self._config.run), NAME)
@@ -101,17 +101,17 @@ class EvaluationReader:
             if self._stop.is_set():
                 return
             self._subscriber.define(definition(self._num_jobs))
-            # The buffer, or an earlier owner, may have written rows until now.
+            # The buffer or an earlier owner may have written rows until now.
             self._until_done(self._add_written)
             while not self._stop.is_set():
                 self._take_one()
         except OwnershipLost as exc:
-            log.warning("another trainer may read evaluations now: %s", exc)
+            log.warning("lost the evaluation subscription, another trainer may read it now: %s", exc)
         finally:
             self._subscriber.leave()
 
     def _add_written(self) -> None:
-        """Add the rows of the file that ``results`` has not, if the file changed. Blocks. Raises OSError."""
+        """Add new rows of the file to ``results`` if the file changed. Blocks. Raises OSError."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size != self._size:
             rows = [row for row in read_rows(self._path) if not self.results.has(row["version"], row["dataset"])]
@@ -122,7 +122,7 @@ class EvaluationReader:
         until_room(work, blocked_on=self._subscriber.waiting.blocked_on, stopped=self._stop.is_set, path=self._path)
 
     def _await_size(self) -> int:
-        """Return the number of jobs of one evaluation, as the producer counts them; 0 when stopped before."""
+        """Wait for the producer's count of jobs per evaluation and return it; return 0 if stopped."""
         subscriber = self._subscriber
         while not self._stop.is_set():
             size = subscriber.control.do(lambda client: client.hget(subscriber.keys.source, "eval_jobs"))
@@ -137,19 +137,19 @@ class EvaluationReader:
         n = self._subscriber.cursor + 1
         self._subscriber.ask(n)
         try:
-            delivery = self._subscriber.read(n, stopped=self._stop.is_set, look=self._look)
+            delivery = self._subscriber.read(n, stopped=self._stop.is_set, on_wait=self._check_ended)
         except WaitTimeout:
             return
         found = summarize(delivery.manifest.samples(), self._num_jobs, self._reward_info(delivery.manifest))
-        # A batch whose rows were written before a kill comes again.
+        # After a kill, a batch whose rows are already written is delivered again.
         rows = [row for row in found if not self.results.has(row["version"], row["dataset"])]
         self._until_done(partial(add_rows, self._path, rows))
         self._subscriber.commit(n, delivery.digest)
         self._subscriber.checkpointed(n)
         self.results.add(rows)
 
-    def _look(self) -> None:
-        """Check whether the newest evaluation ended: a cohort of which nothing is left is skipped without a batch.
+    def _check_ended(self) -> None:
+        """Check whether the newest evaluation ended, as a cohort without remaining jobs is skipped without a batch.
 
         Blocks for a round trip.
         """
@@ -157,7 +157,7 @@ class EvaluationReader:
 
         def ask(client: Client) -> Any:
             with client.pipeline(transaction=False) as pipe:
-                # In the order in which they grow.
+                # Read in the order in which the values grow.
                 pipe.hmget(keys.source, "evaluated", "evaluating")
                 pipe.hget(keys.counters, f"seq:{Lane.EVAL}")
                 pipe.zcard(keys.unfinished(Lane.EVAL))
@@ -169,7 +169,7 @@ class EvaluationReader:
         version = count_of(versions[0], "The version that was evaluated last")
         begun = count_of(versions[1], "The version that is being evaluated")
         left = count_of(admitted, "The number of jobs that were ever evaluated") - passed - skipped
-        # Prompts that were requeued, and are answered or dead again, make no evaluation by themselves.
+        # Requeued prompts that are answered or dead again are not an evaluation.
         is_rest = begun <= version and not unfinished and left < self._num_jobs
         ended = self.results.ended
         if version > ended and cut == self._subscriber.cursor and (left <= 0 or is_rest):
@@ -179,7 +179,7 @@ class EvaluationReader:
             self.results.end(version, sorted(one for one in evaluated if ended < one < version))
 
     def _reward_info(self, manifest: Manifest) -> dict[tuple[str, int], Any]:
-        """Return what rewards returned beside their numbers, if any score needs it. Blocks."""
+        """Return the reward info of samples if a score needs it. Blocks."""
         if not self._needs_reward_info:
             return {}
         jobs = list(dict.fromkeys(row.job for row in manifest.rows))
@@ -196,5 +196,5 @@ class EvaluationReader:
 
 
 def definition(num_jobs: int) -> Definition:
-    """Return the subscription that reads evaluations of ``num_jobs`` jobs each."""
+    """Return the definition of a subscription to evaluations of ``num_jobs`` jobs each."""
     return Definition(lanes=(Lane.EVAL,), mode=ASKED, sampler=Sampler.COHORT, size=num_jobs)

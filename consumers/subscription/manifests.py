@@ -1,7 +1,8 @@
-"""Read the manifests of a subscription on one rank: with a reported wait, checked, and never for a batch without hope.
+"""Read and check the manifests of a subscription on one rank, with reported waits.
 
-Every rank reads manifest n by its id, so there is one cursor, never one per rank. During the wait a rank checks whether
-the manifest can still come: whether the data has ended, Redis lost a commit, or the subscription has another owner.
+Every rank reads manifest n by its id, so that all ranks share one cursor. During a wait a rank checks whether the
+manifest can still arrive: the data may have ended, Redis may have lost a commit, or another trainer may have taken
+over.
 """
 
 import time
@@ -35,33 +36,33 @@ def with_groups(config: Config, batch_groups: int | None) -> Config:
 
 
 def check_groups(batch_groups: int | None, definition: Definition) -> None:
-    """Raise ConfigError if a subscription has another size than the argument."""
+    """Raise ConfigError if the argument contradicts the size of a subscription."""
     if batch_groups is not None and (definition.size, definition.unit) != (batch_groups, Unit.GROUPS):
         raise ConfigError(
             f"Trainer(batch_groups={batch_groups}) contradicts its subscription, whose batches have {definition.size} "
-            f"{definition.unit}: leave batch_groups out, or the size of the subscription."
+            f"{definition.unit}: omit batch_groups, or the size of the subscription."
         )
 
 
-#: Longest blocking read in seconds: delay of a stop, of a lost ownership or a timeout.
+#: Longest blocking read in seconds, which bounds the delay of stops, lost ownership and timeouts.
 BLOCK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A manifest and its digest."""
+    """Hold a manifest and its digest."""
 
     manifest: Manifest
     digest: str
 
 
 class Manifests:
-    """The manifests of subscription ``name``, read over a separate connection, which a read blocks.
+    """Read the manifests of subscription ``name`` over a separate connection, which reads block.
 
     Args:
-        control: for all other calls.
-        ownership: ownership of this rank; bound by the first manifest (T14).
-        waiting: gets the batch that is waited for.
+        control: connection for all other calls.
+        ownership: ownership of this rank, bound by the first manifest (T14).
+        waiting: reports the awaited batch.
     """
 
     def __init__(
@@ -85,12 +86,12 @@ class Manifests:
         stopped: Callable[[], bool] = lambda: False,
         *,
         ahead: bool = False,
-        look: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> Delivery:
         """Return the manifest of batch ``n``; block until it is cut.
 
-        Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError. ``ahead``: prefetch, so no wait is reported.
-        ``look``: called repeatedly during the wait.
+        Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError. ``ahead`` marks a prefetch, whose wait is not
+        reported. ``on_wait`` is called repeatedly during the wait.
         """
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -105,21 +106,21 @@ class Manifests:
                 return self._delivery(n, *found[0][1][0])
             self._check_lost()
             self._check_ended(n)
-            look()
+            on_wait()
             if not self._seat.drives:
                 self._ownership.check_lineage(self._ownership.gen)
             if not ahead:
                 self._waiting.blocked_on(BatchNotCut(self._name, n))
             if stopped():
-                raise self.timeout(f"The wait for batch {n} of subscription {self._name!r} was ended")
+                raise self.timeout(f"The wait for batch {n} of subscription {self._name!r} was stopped")
             if left <= 0:
                 raise self.timeout(f"Batch {n} of subscription {self._name!r} did not arrive within {timeout_s} s")
 
     def timeout(self, what: str) -> WaitTimeout:
-        """Return the error of a wait for a batch, with the buffer's own reason. Blocks for a round trip or two.
+        """Return the timeout error of a wait for a batch, with the buffer's reason. Blocks for one or two round trips.
 
         Args:
-            what: the beginning of its sentence.
+            what: start of the error message.
         """
         wait = self._control.do(partial(read_wait, keys=self._keys, who=f"buffer:{self._name}"))
         if wait is None:
@@ -130,26 +131,26 @@ class Manifests:
         return WaitTimeout(f"{what}: {counts}the buffer waits for {wait.cause}.", count=wait.count, cause=wait.cause)
 
     def _check_lost(self) -> None:
-        """Raise ProtocolError if Redis lost a commit of this trainer: the expected batch would never come."""
-        # Before Redis is asked: the trainer commits and rewinds beside the thread that fetches ahead.
+        """Raise ProtocolError if Redis lost a commit of this trainer, so that the batch would never arrive."""
+        # Read first, because the trainer commits and rewinds concurrently with the prefetch thread.
         known = (self._ownership.gen, self._ownership.cursor)
         gen, cursor = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "gen", "cursor"))
         where = (read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name))
         if where < known:
             raise ProtocolError(
-                f"Redis knows {where[1]} committed batches of subscription {self._name!r}, and this trainer committed "
-                f"{known[1]}: it lost acknowledged writes, as after a failover. Restore the last checkpoint."
+                f"Redis has {where[1]} committed batches of subscription {self._name!r}, but this trainer committed "
+                f"{known[1]}: Redis lost acknowledged writes, as in a failover. Restore the last checkpoint."
             )
 
     def _check_ended(self, n: int) -> None:
-        """Raise DataEnded if batch ``n`` never comes. This owner gets no later batch: all ranks agree on it."""
+        """Raise DataEnded if batch ``n`` is after the last batch, on which all ranks agree."""
         found = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "ended"))
         ended = read_count(found, "ended", self._name)
         if 0 < ended <= n:
             self._waiting.end()
             raise DataEnded(
-                f"The data of run {self._keys.run!r} has ended: subscription {self._name!r} has had its last batch, "
-                f"{ended - 1}. Raise data.epochs and start again for more."
+                f"The data of run {self._keys.run!r} has ended: the last batch of subscription {self._name!r} was "
+                f"{ended - 1}. Raise data.epochs and restart to continue."
             )
 
     def _xread(self, n: int, block_ms: int, _: Client) -> Any:
@@ -158,12 +159,12 @@ class Manifests:
     def _delivery(self, n: int, entry: bytes, fields: dict[bytes, bytes]) -> Delivery:
         if entry != b"%d-0" % n:
             raise ProtocolError(
-                f"Batch {n} of subscription {self._name!r} is gone (the next one there is {entry.decode()}): "
-                "its checkpoint is older than what the buffer keeps."
+                f"Batch {n} of subscription {self._name!r} is gone (the next is {entry.decode()}), because the "
+                "checkpoint is older than the batches that the buffer keeps: restore a newer checkpoint."
             )
         data = fields.get(b"m", b"")
         digest = Manifest.digest(data)
         if digest.encode() != fields.get(b"dg"):
-            raise ProtocolError(f"The manifest of batch {n} of subscription {self._name!r} is damaged.")
+            raise ProtocolError(f"The manifest of batch {n} of subscription {self._name!r} is damaged: wrong digest.")
         with collecting_later():
             return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self._name}"), digest)

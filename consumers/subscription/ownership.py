@@ -1,10 +1,10 @@
-"""Ownership of a subscription: rank 0 of a trainer holds its lease, the other ranks use the same token.
+"""Own a subscription: rank 0 of a trainer holds the lease, and the other ranks use its token.
 
-    rank 0        take ─> keep: a thread renews the lease ─> stop ─> give back
-    other ranks   follow rank 0 of their job ─> bind at the first batch ─> refollow where rank 0 rewound
+    rank 0        take ─> keep: a thread renews the lease ─> stop ─> release
+    other ranks   follow rank 0 of their job ─> bind at the first batch ─> refollow after a rewind of rank 0
 
-Every rewind raises the generation. A rank that lost the subscription gets OwnershipLost at its next step, never a
-silent wait.
+Every rewind increments the generation. A rank that lost the subscription gets OwnershipLost at its next step instead of
+a silent wait.
 """
 
 import logging
@@ -26,21 +26,21 @@ from penstock.redis.control import PASSING, Control
 
 log = logging.getLogger(__name__)
 
-#: The lease expires when the leader rank has not renewed it for so long.
+#: Duration in seconds of the lease, which the leader rank renews.
 OWNER_LEASE_S = 6.0
-#: A lease with more time left was renewed recently, by a live owner.
+#: Remaining time in ms above which a lease was renewed recently by a live owner.
 FRESH_MS = int(1000 * OWNER_LEASE_S) - 500
 
 
 class Ownership:
-    """Token and generation under which one rank acts on a subscription.
+    """Hold the token and generation with which one rank acts on a subscription.
 
     Args:
-        name: the subscription.
+        name: name of the subscription.
         seat: place of this process among the ranks and roles that train the subscription.
-        job: identifies the ranks of one start of a trainer; a rank follows no owner of another job. '': unknown, then a
-            rank that got a batch under one owner follows no other.
-        waiting: reports the owner that is waited for.
+        job: identifies the ranks of one launch; a rank does not follow an owner of another job. '' if unknown: a rank
+        with a batch of one owner then does not follow another.
+        waiting: reports waits for the owner.
     """
 
     def __init__(self, control: Control, keys: Keys, name: str, seat: Seat, job: str, waiting: Waiting) -> None:
@@ -50,35 +50,35 @@ class Ownership:
         self._seat = seat
         self._job = job
         self._waiting = waiting
-        #: Token of the owner, '' before there is one.
+        #: Token of the owner; '' before it is known.
         self.token = ""
         self.gen = 0
-        #: Last committed batch, as far as this rank knows.
+        #: Last committed batch known to this rank.
         self.cursor = 0
-        #: True once this rank got a batch under its owner, or committed one: then it follows no other.
+        #: True once this rank read or committed a batch under its owner, after which it follows no other owner.
         self.bound = False
         self._lost = ""
         self._stop = threading.Event()
         self._heartbeat: threading.Thread | None = None
 
     def take(self, token: str, deadline: float) -> None:
-        """Acquire the subscription under ``token``; block while a dead owner's lease runs out.
+        """Acquire the subscription with ``token``; block while a dead owner's lease runs out.
 
         Args:
-            deadline: on the monotonic clock.
+            deadline: time on the monotonic clock.
 
-        Raises:
+            Raises:
             ConfigError: another trainer with this name is alive.
             WaitTimeout: ``deadline`` has passed.
         """
         left_before, renewals = float("inf"), 0
         while not (joined := self._try(token)).mine:
-            # Rises with each renewal, even if the clock of Redis is set back.
+            # Counts renewals, even if the clock of Redis is set back.
             renewals += joined.holder_ms > left_before
             if renewals > 1:
                 raise ConfigError(
-                    f"Subscription {self._name!r} of run {self._keys.run!r} belongs to a trainer that is alive: "
-                    "stop it, or give this one another name."
+                    f"Subscription {self._name!r} of run {self._keys.run!r} is owned by a live trainer: "
+                    "stop it, or use another name."
                 )
             left_before = joined.holder_ms
             self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, LeaseHeld("trainer"))
@@ -98,8 +98,8 @@ class Ownership:
         if self._heartbeat is not None:
             self._heartbeat.join()
 
-    def give_back(self) -> None:
-        """Release the subscription at once for the next trainer, if Redis answers. Blocks for one round trip."""
+    def release(self) -> None:
+        """Release the subscription for the next trainer if Redis is available. Blocks for one round trip."""
         if not (self._seat.leads and self.token):
             return
         try:
@@ -108,12 +108,12 @@ class Ownership:
             log.warning("failed to release the subscription: %s", exc)
 
     def begin(self, gen: int, cursor: int) -> None:
-        """Set generation and cursor; a thread that reads both, in this order, never finds a cursor of an older one."""
+        """Set generation and cursor, so that a thread that reads both in this order never gets an older cursor."""
         self.cursor = cursor
         self.gen = gen
 
     def regain(self, cursor: int) -> bool:
-        """Return whether a rewind to ``cursor`` succeeded, though its reply was lost: next generation, same owner."""
+        """Return whether a rewind to ``cursor`` with a lost reply succeeded: next generation, same owner."""
         before = self.gen
         joined = self._join()
         if not (joined.mine and joined.gen == before + 1 and joined.cursor == cursor):
@@ -133,33 +133,33 @@ class Ownership:
         return self._control.call(scripts.join(self._keys, self._name, self.token, lease_ms, job=job))
 
     def _beat(self) -> None:
-        """Renew the ownership until ``stop``; any error stops the trainer at its next step."""
+        """Renew the lease until ``stop``; errors stop the trainer at its next step."""
         try:
             self._renew()
         except QueueUnavailable as exc:
             if not self._stop.is_set():
                 self._lost = str(exc)
         except Exception as exc:
-            self._lost = f"The ownership of subscription {self._name!r} cannot be renewed: {exc}"
+            self._lost = f"Failed to renew the ownership of subscription {self._name!r}: {exc}"
         if self._lost:
             log.error("%s", self._lost)
 
     def _renew(self) -> None:
-        # A separate connection: a renewal must not wait behind the trainer's reads.
+        # Use a separate connection, so that renewals do not wait for the trainer's reads.
         control = Control(self._control.url, stopped=self._stop.is_set)
         call = scripts.join(self._keys, self._name, self.token, int(OWNER_LEASE_S * 1000), only_renew=True)
         while not self._stop.wait(OWNER_LEASE_S / 3):
             if not control.call(call).mine:
-                self._lost = f"Another trainer took subscription {self._name!r} over; this one must stop."
+                self._lost = f"Another trainer took over subscription {self._name!r}: stop this one."
                 break
         control.close()
 
     def follow(self, deadline: float, *, alive: bool = False) -> None:
-        """Adopt the token that rank 0 of this job holds; block until it holds one.
+        """Adopt the token of rank 0 of this job; block until it has one.
 
         Args:
             deadline: on the monotonic clock.
-            alive: only once it has renewed its lease; a killed owner still holds one for a while.
+            alive: wait for a renewal of the lease, as a killed owner keeps its lease for a while.
 
         Raises:
             WaitTimeout: ``deadline`` has passed.
@@ -181,9 +181,9 @@ class Ownership:
             self._pause(0.1, deadline, RankNotJoined(self._name))
 
     def await_driver(self, deadline: float) -> None:
-        """Block until the driving role has rewound to what it restored, and requested a batch (T13).
+        """Block until the driving role has rewound to its checkpoint and requested a batch (T13).
 
-        Then token, generation and cursor are final. Raises WaitTimeout past ``deadline``.
+        Token, generation and cursor are final then. Raises WaitTimeout at ``deadline``.
         """
         while True:
             self.follow(deadline)
@@ -195,9 +195,9 @@ class Ownership:
             self._pause(0.05, deadline, RoleNotStarted(self._name, self._seat.roles[0]))
 
     def bind(self) -> None:
-        """Bind this rank to its present owner, from its first batch on, for the life of the process (T14).
+        """Bind this rank to its current owner for the rest of the process (T14).
 
-        Blocks for one round trip on a rank that owns nothing. Raises OwnershipLost.
+        Blocks for one round trip unless this rank is the owner. Raises OwnershipLost.
         """
         if self._seat.leads or not self._seat.drives:
             return
@@ -207,7 +207,7 @@ class Ownership:
         self.bound = True
 
     def refollow(self) -> None:
-        """Adopt a new generation if rank 0 rewound, or was replaced before this rank's first batch."""
+        """Adopt a new generation after a rewind of rank 0, or its replacement before this rank's first batch."""
         if self._seat.leads or not self._seat.drives:
             raise self.not_ours()
         token, gen = self.token, self.gen
@@ -220,12 +220,12 @@ class Ownership:
             raise self.not_ours()
 
     def _holder(self, client: Client) -> tuple[bytes | None, int]:
-        """Return the owner's token and the remaining time of its lease, in ms."""
+        """Return the owner's token and the remaining time of its lease in ms."""
         key = self._keys.owner(self._name)
         return client.get(key), int(client.pttl(key))
 
     def _is_of_another_job(self, job: bytes | None) -> bool:
-        """Return whether both jobs are known and differ: that owner was started with another job than this rank."""
+        """Return whether the owner belongs to another job, if both jobs are known."""
         return bool(self._job and job) and name_shown(job or b"") != self._job
 
     def check(self) -> None:
@@ -234,21 +234,20 @@ class Ownership:
             raise OwnershipLost(self._lost)
 
     def check_lineage(self, gen: int) -> None:
-        """Raise OwnershipLost if the subscription was rewound or taken over since. Blocks for one round trip."""
+        """Raise OwnershipLost if the subscription was rewound or taken over. Blocks for one round trip."""
         self.check()
         token, now = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "owner", "gen"))
         if token is None or name_shown(token) != self.token or read_count(now, "gen", self._name) != gen:
             raise self.not_ours()
 
     def not_ours(self) -> OwnershipLost:
-        what_now = "" if self._seat.drives else f" Restore role {self._seat.role} from a checkpoint and start it again."
+        advice = "" if self._seat.drives else f" Restore role {self._seat.role} from a checkpoint and start it again."
         return OwnershipLost(
-            f"Subscription {self._name!r} belongs to another trainer by now, or was rewound by it; nothing was "
-            f"changed.{what_now}"
+            f"Subscription {self._name!r} was taken over or rewound by another trainer; nothing was changed.{advice}"
         )
 
     def _pause(self, seconds: float, deadline: float, cause: Cause) -> None:
         self._waiting.blocked_on(cause)
         if time.monotonic() >= deadline:
-            raise WaitTimeout(f"Subscription {self._name!r} gave up waiting for {cause}.", cause=cause)
+            raise WaitTimeout(f"Subscription {self._name!r} timed out waiting for {cause}.", cause=cause)
         time.sleep(seconds)

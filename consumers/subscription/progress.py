@@ -1,8 +1,8 @@
-"""Progress of one process: batches that its weights were trained on, committed batches, and checkpointed ones.
+"""Track the progress of one process: trained, committed and checkpointed batches.
 
-commit n ─> state (batch n) ─> the file is on disk ─> checkpointed n: what is older may go
+commit n ─> state (batch n) ─> the file is on disk ─> checkpointed n: older batches may be deleted
    ^                                 │
-   └──── go_back n: batches after n come again ───┘
+   └─ go_back n: batches after n are redelivered ─┘
 """
 
 import time
@@ -14,46 +14,46 @@ from penstock.errors import ConfigError, ProtocolError, RolesApart, WaitTimeout
 from penstock.protocol.position import read_count
 from penstock.records.causes import RanksAbsent
 
-#: Seconds between two checks of the other ranks' commits.
-LOOK_S = 0.005
-#: Longest wait of a checkpoint for the other ranks' commits.
+#: Seconds between checks of the other ranks' commits.
+POLL_S = 0.005
+#: Longest wait of a checkpoint for the other ranks' commits, in seconds.
 CHECKPOINT_TIMEOUT_S = 600.0
 
 
 class Progress:
-    """Progress of one rank on its subscription; not thread-safe."""
+    """Track the progress of one rank on its subscription. Not thread-safe."""
 
     def __init__(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
-        #: Last batch that the weights of this process were trained on.
+        #: Last batch on which this process's weights were trained.
         self.position = 0
-        #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
+        #: Last batch cut before the last rewind; batches up to it keep the version of their first delivery.
         self.redelivered = 0
-        #: Batches up to this one were committed by all roles before this one was restored to an older one.
+        #: Last batch that all roles had committed before this role was restored to an older batch.
         self.redone = 0
-        #: Number and digest of the batch that was committed last.
+        #: Number and digest of the last committed batch.
         self._committed: tuple[int, str] | None = None
-        #: Batch that the last ``state`` named.
+        #: Batch of the last ``state``.
         self._stated: int | None = None
-        #: True once ``go_back`` said where the weights are.
+        #: True once ``go_back`` has set the batch of the weights.
         self._restored = False
-        #: False until a role that follows knows where the driving one continues.
+        #: False until a non-driving role knows the batch from which the driving role continues.
         self._begun = subscriber.seat.drives
 
     @property
     def committed(self) -> int:
-        """Return the batch that was committed last, by this rank if it has committed any."""
+        """Return the last batch committed by this rank, or by the subscription if this rank committed none."""
         return self._committed[0] if self._committed is not None else self._subscriber.cursor
 
     def join(self) -> None:
-        """Acquire the subscription, after its last committed batch. Blocks and raises as ``Subscriber.join``."""
+        """Acquire the subscription at its last committed batch. Blocks and raises like ``Subscriber.join``."""
         self._subscriber.join()
         self.position = self._subscriber.cursor
 
     def begin(self, timeout_s: float | None) -> bool:
-        """Continue, in a role that follows, from its own weights, once the driving role has rewound (T13).
+        """Start a non-driving role from its own weights once the driving role has rewound (T13).
 
-        Returns True if it started just now. Blocks until the driving role has requested a batch. Raises RolesApart,
+        Return True if the role started now. Blocks until the driving role has requested a batch. Raises RolesApart,
         WaitTimeout.
         """
         if self._begun:
@@ -63,7 +63,7 @@ class Progress:
         if self.position > cursor:
             raise RolesApart(
                 cursor,
-                f"Role {seat.role} has trained batch {self.position}, but role {seat.roles[0]} continues from "
+                f"Role {seat.role} was restored at batch {self.position}, but role {seat.roles[0]} continues from "
                 f"batch {cursor}: restore a checkpoint of batch {cursor} or before.",
             )
         if not self._restored:
@@ -73,7 +73,7 @@ class Progress:
         return True
 
     def commit(self, n: int, digest: str) -> None:
-        """Commit batch ``n`` for this rank. Blocks and raises as ``Subscriber.commit``."""
+        """Commit batch ``n`` for this rank. Blocks and raises like ``Subscriber.commit``."""
         self._subscriber.commit(n, digest, behind=self.position)
         self._committed = (n, digest)
         self.position = n
@@ -90,11 +90,10 @@ class Progress:
             self._subscriber.waiting.blocked_on(cause)
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"Not every rank committed batch {n} in {timeout_s:g} s: one is dead or stuck "
-                    f"({', '.join(others)}).",
+                    f"Not every rank committed batch {n} within {timeout_s:g} s: check {', '.join(others)}.",
                     cause=cause,
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self._subscriber.waiting.end()
         return n
 
@@ -112,16 +111,17 @@ class Progress:
             self._subscriber.checkpointed(self._stated)
 
     def can_go_back(self, n: int) -> bool:
-        """Return whether Redis has committed batch ``n`` and its successors. Blocks for one round trip."""
+        """Return whether Redis has the commit of batch ``n`` and its successors. Blocks for one round trip."""
         name = self._subscriber.name
         sub = self._subscriber.keys.sub(name)
         floor, cursor = self._subscriber.control.do(lambda client: client.hmget(sub, "floor", "cursor"))
         return read_count(floor, "floor", name) <= n <= read_count(cursor, "cursor", name)
 
     def go_back(self, n: int) -> None:
-        """Rewind to weights trained up to batch ``n``: its successors are delivered again.
+        """Rewind to weights trained up to batch ``n``; later batches are delivered again.
 
-        A role that follows rewinds no other. Raises ProtocolError if the buffer no longer has the batches.
+        A role that does not drive the clock rewinds only itself. Raises ProtocolError if the buffer no longer has the
+        batches.
         """
         self._committed = None
         self.position, self._restored = n, True
@@ -129,22 +129,22 @@ class Progress:
             self._begun = False
             return
         self._subscriber.rewind(n)
-        # From the rewind to the next publication nothing is cut.
+        # No batch is cut between the rewind and the next publication.
         sub = self._subscriber.keys.sub(self._subscriber.name)
         cut = self._subscriber.control.do(lambda client: client.hget(sub, "cut"))
         self.redelivered = read_count(cut, "cut", self._subscriber.name)
 
 
 def batch_of(state: Mapping[str, Any], run: str, name: str) -> int:
-    """Return the batch of a checkpoint's ``state``. Raises ConfigError if it is not of this subscription."""
+    """Return the batch of a checkpoint's ``state``. Raises ConfigError if it belongs to another subscription."""
     if (state.get("run"), state.get("subscription")) != (run, name):
         raise ConfigError(
-            f"The checkpoint is of subscription {state.get('subscription')!r} of run {state.get('run')!r}, "
-            f"not of {name!r} of {run!r}."
+            f"The checkpoint belongs to subscription {state.get('subscription')!r} of run {state.get('run')!r}, "
+            f"not to {name!r} of {run!r}: use a checkpoint of this subscription."
         )
     if not isinstance(state.get("batch"), int):
         raise ConfigError(
-            f"The checkpoint does not say at which batch it was made (batch is {state.get('batch')!r}): give what "
-            "Trainer.state_dict() returned."
+            f"The checkpoint has no valid batch (batch is {state.get('batch')!r}): pass the result of "
+            "Trainer.state_dict()."
         )
     return int(state["batch"])

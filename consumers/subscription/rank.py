@@ -1,10 +1,10 @@
-"""The place of one process among those that train one subscription: its role, its share, its replica (T13, T14).
+"""Identify a process among the trainer processes of a subscription by role, share and replica (T13, T14).
 
-    subscription ─┬─ role actor (drives: asks, publishes, rewinds) ── dp_rank 0..3 x replica 0..1 = rank 0..7
-                  └─ role critic (follows)                         ── dp_rank 0..1               = rank 0..1
+    subscription ─┬─ role actor (drives: requests, publishes, rewinds) ── dp_rank 0..3 x replica 0..1 = rank 0..7
+    └─ role critic (follows)                             ── dp_rank 0..1               = rank 0..1
 
-All roles train one manifest; a batch is committed when every rank of every role has committed it. Replicas (tensor-,
-pipeline- and context-parallel copies) are ranks that get the same share.
+All roles train the same manifests; a batch is committed once every rank of every role has committed it. Replicas
+(tensor-, pipeline- and context-parallel) are ranks with the same share.
 """
 
 from collections.abc import Mapping
@@ -16,36 +16,36 @@ from penstock.names import check_name
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One process of a trainer."""
+    """Identify one process of a trainer."""
 
     dp_rank: int = 0
     dp_size: int = 1
     replica: int = 0
     num_replicas: int = 1
-    #: '' if the subscription has one role.
+    #: Role of this process; '' if the subscription has one role.
     role: str = ""
-    #: All roles, the driving one first; () for one role.
+    #: All roles, the driving role first; () for one role.
     roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (0 <= self.dp_rank < self.dp_size and 0 <= self.replica < self.num_replicas):
             raise ConfigError(
-                f"dp_rank {self.dp_rank} of {self.dp_size}, replica {self.replica} of {self.num_replicas}: count "
-                "from 0."
+                f"invalid dp_rank {self.dp_rank} of {self.dp_size} or replica {self.replica} of {self.num_replicas}: "
+                "count from 0."
             )
         for role in self.roles:
             check_name("role", role)
         if len(set(self.roles)) != len(self.roles):
-            raise ConfigError(f"roles {', '.join(self.roles)}: each once.")
+            raise ConfigError(f"roles {', '.join(self.roles)} have duplicates: list each role once.")
         if self.role not in (self.roles or ("",)):
             raise ConfigError(
-                f"role {self.role!r} is not one of the roles {', '.join(self.roles) or '(there are none)'}: give every "
-                "trainer of the subscription the same roles, the driving one first."
+                f"role {self.role!r} is not in roles ({', '.join(self.roles) or 'none'}): pass the same roles to every "
+                "trainer of the subscription, the driving role first."
             )
 
     @property
     def rank(self) -> int:
-        """Return the place among the processes of the role."""
+        """Return the index among the processes of the role."""
         return self.dp_rank * self.num_replicas + self.replica
 
     @property
@@ -69,7 +69,7 @@ class Seat:
         return "trainer:" + "/".join(parts)
 
     def name_of(self, rank: int, role: str | None = None) -> str:
-        """Describe rank ``rank`` for people."""
+        """Describe rank ``rank`` for messages."""
         of = self.role if role is None else role
         words = f"rank {rank}"
         if of == self.role and self.num_replicas > 1:
@@ -78,7 +78,7 @@ class Seat:
 
 
 def missing(seat: Seat, bits: str) -> tuple[str, ...]:
-    """Name the ranks that have not committed yet, from ``BatchCommit.bits``; () when none is missing."""
+    """Return descriptions of ranks that have not committed, from ``BatchCommit.bits``; () if all have."""
     words = []
     for entry in bits.split(","):
         role, _, done = entry.partition(":")
@@ -89,9 +89,9 @@ def missing(seat: Seat, bits: str) -> tuple[str, ...]:
 
 
 def job_of(environment: Mapping[str, str]) -> str:
-    """Return an identifier shared by the ranks of one start, from torchrun's or Slurm's environment; '' without one.
+    """Return an identifier shared by the ranks of one launch, from torchrun's or Slurm's environment, or ''.
 
-    torchrun counts restarts of the ranks; Slurm numbers jobs, their requeues and steps.
+    torchrun counts restarts of ranks; Slurm numbers jobs, requeues and steps.
     """
     names: tuple[str, ...] = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     if "TORCHELASTIC_RUN_ID" not in environment:

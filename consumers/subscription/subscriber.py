@@ -1,10 +1,10 @@
-"""A subscription from the trainer's side: own, request, read, commit, rewind.
+"""Use a subscription from a trainer: own, request, read, commit, rewind.
 
     join ─> ask n ─> read manifest n ─> (train) ─> commit_batch n ─> checkpointed n
-      └─ heartbeat keeps the ownership; losing it raises OwnershipLost at the next step, never a silent wait
+      └─ a heartbeat keeps the ownership; a loss raises OwnershipLost at the next step
 
-Rank 0 owns; other ranks of the same trainer act under its token (ownership.py). There is one cursor, never one per
-rank: every rank reads manifest n by its id (manifests.py).
+Rank 0 owns; other ranks of the trainer use its token (ownership.py). All ranks share one cursor: every rank reads
+manifest n by its id (manifests.py).
 """
 
 import logging
@@ -26,24 +26,23 @@ from penstock.redis.control import Control
 
 log = logging.getLogger(__name__)
 
-#: The one process of a trainer.
+#: Seat of a single-process trainer.
 ALONE = Seat()
-#: Seconds between two checks whether other roles have caught up with this one.
+#: Seconds between checks whether other roles have caught up.
 AHEAD_S = 0.01
 
 
 class Subscriber:
-    """One rank's connection to a subscription.
+    """Connect one rank to a subscription.
 
     Args:
-        url: control Redis.
-        keys: the run.
-        name: the subscription.
+        url: address of the control Redis.
+        keys: key names of the run.
+        name: name of the subscription.
         seat: place of this process among the ranks and roles that train the subscription.
-        definition: definition of the subscription, set by rank 0 when it joins; None keeps the existing one.
-        model: name of the model whose clock a rewind reads; '' for those that publish nothing.
-        job: identifies the ranks of one start of a trainer; a rank follows no owner of another job. '': unknown, then a
-            rank that got a batch under one owner follows no other.
+        definition: definition of the subscription, which rank 0 sets when it joins; None keeps the existing one.
+        model: name of the model whose clock a rewind reads; '' if the trainer does not publish.
+        job: identifies the ranks of one launch; see ``Ownership``.
     """
 
     def __init__(
@@ -65,10 +64,10 @@ class Subscriber:
         self._definition = definition
         self.control = Control(url)
         self.waiting = PublishedWaiting(self.control.client, keys, seat.who(name))
-        #: Token and generation of this rank; the last committed batch, as far as it knows.
+        #: Token, generation, and last committed batch known to this rank.
         self.ownership = Ownership(self.control, keys, name, seat, job, self.waiting)
         self._manifests = Manifests(self.control, keys, name, seat, self.ownership, self.waiting)
-        #: Returns the manifest of a batch once it is cut; makes the error of a wait for one (``Manifests``).
+        #: Read a manifest once it is cut; create the error of such a wait (``Manifests``).
         self.read, self.timeout = self._manifests.read, self._manifests.timeout
 
     @property
@@ -78,20 +77,20 @@ class Subscriber:
 
     @property
     def gen(self) -> int:
-        """Return the generation of the subscription; every rewind raises it."""
+        """Return the generation of the subscription, which every rewind increments."""
         return self.ownership.gen
 
     @property
     def cursor(self) -> int:
-        """Return the last committed batch, as far as this rank knows."""
+        """Return the last committed batch known to this rank."""
         return self.ownership.cursor
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Acquire the subscription; block while a dead owner's lease runs out, or (other ranks) until rank 0 owns it.
+        """Acquire the subscription. Blocks while a dead owner's lease runs out, or (other ranks) until rank 0 owns it.
 
         Raises:
-            ConfigError: another trainer with this name is alive, or the run is of another schema.
-            WaitTimeout: ``timeout_s`` is over.
+            ConfigError: another trainer with this name is alive, or the run has another schema.
+            WaitTimeout: the call timed out after ``timeout_s``.
         """
         deadline = _deadline(timeout_s)
         self.control.call(scripts.check_schema(self.keys))
@@ -109,9 +108,10 @@ class Subscriber:
         self.waiting.end()
 
     def join_if_free(self) -> bool:
-        """Acquire the subscription unless another trainer holds it; return whether it did. Blocks for a round trip.
+        """Acquire the subscription unless another trainer owns it; return whether it succeeded. Blocks for a round
+        trip.
 
-        Raises ConfigError: the run is of another schema, or the subscription was dropped.
+        Raises ConfigError if the run has another schema, or the subscription was dropped.
         """
         self.control.call(scripts.check_schema(self.keys))
         if is_taken := self.ownership.take_if_free(new_token()):
@@ -119,7 +119,7 @@ class Subscriber:
         return is_taken
 
     def define(self, definition: Definition) -> None:
-        """Set the subscription's definition; waiting groups are judged again. Blocks for one round trip."""
+        """Set the subscription's definition, which filters waiting groups again. Blocks for one round trip."""
         self.control.call(scripts.subscribe(self.keys, self.name, definition.fields()))
 
     def await_driver(self, timeout_s: float | None = None) -> None:
@@ -127,10 +127,10 @@ class Subscriber:
         self.ownership.await_driver(_deadline(timeout_s))
 
     def leave(self) -> None:
-        """Release the ownership, so that the next trainer need not wait. Blocks shortly."""
+        """Release the ownership for the next trainer. Blocks briefly."""
         self.ownership.stop()
         self.waiting.end()
-        self.ownership.give_back()
+        self.ownership.release()
         self.control.close()
         self._manifests.close()
 
@@ -142,10 +142,10 @@ class Subscriber:
     def commit(self, n: int, digest: str, *, behind: int | None = None) -> tuple[str, ...]:
         """Commit batch ``n`` for this rank; return the ranks that have not committed it yet.
 
-        Idempotent. Blocks for one round trip; with roles also until others have caught up with this rank.
+        Idempotent. Blocks for one round trip, and with roles until other roles have caught up.
 
         Args:
-            behind: the last batch that this rank committed; None: unknown.
+            behind: last batch that this rank committed; None if unknown.
 
         Raises:
             OwnershipLost, ProtocolError.
@@ -164,24 +164,24 @@ class Subscriber:
             self.ownership.cursor = max(self.cursor, answer.cursor)
             self.ownership.bound = True
             return missing(self.seat, answer.bits) if answer.outcome == "waiting" else ()
-        order = f"the batch to be committed next is {answer.cursor + 1}"
+        order = f"the next batch to commit is {answer.cursor + 1}"
         if answer.cursor < self.cursor:
             order = (
-                f"Redis knows {answer.cursor} committed batches, and this trainer committed {self.cursor}: it lost "
-                "some, as after a failover; restore the last checkpoint"
+                f"Redis has {answer.cursor} committed batches, but this trainer committed {self.cursor}: Redis lost "
+                "some, as in a failover; restore the last checkpoint"
             )
         why = {
             "order": order,
-            "unknown": "no such batch was cut, or Redis lost it, as after a failover: restore the last checkpoint",
-            "diverged": "Redis holds another batch of this number, as after a failover: rewind to a checkpoint",
-            "role": f"the subscription has no role {self.seat.role!r}: give every trainer of it the same roles",
+            "unknown": "it was not cut, or Redis lost it, as in a failover: restore the last checkpoint",
+            "diverged": "Redis has another batch of this number, as in a failover: rewind to a checkpoint",
+            "role": f"the subscription has no role {self.seat.role!r}: pass the same roles to all its trainers",
         }[answer.outcome]
         raise ProtocolError(f"Batch {n} of subscription {self.name!r} cannot be committed: {why}.")
 
     def _is_ahead(self, n: int, behind: int | None, answer: scripts.BatchCommit) -> bool:
-        """Return whether this role has committed all before ``n``, and others have not: then it waits for them.
+        """Return whether this role has committed all batches before ``n`` but others have not, and so must wait.
 
-        Roles train independently (T13); the ranks of a single role go in step (T14), so there it is an error.
+        Roles train independently (T13), but the ranks of a role train in step (T14), so this is an error within a role.
         """
         is_next = behind == n - 1 and self.cursor <= answer.cursor < n - 1
         return bool(self.seat.roles) and answer.outcome == "order" and is_next
@@ -201,22 +201,24 @@ class Subscriber:
         return self.control.call(call)
 
     def lost(self, rows: Sequence[Row]) -> None:
-        """Count lost payloads of these samples once. Blocks for one round trip."""
+        """Count the lost payloads of these samples once. Blocks for one round trip."""
         new = self.control.call(scripts.lost(self.keys, [(row.job, row.k, row.token) for row in rows]))
         if new:
-            log.warning("%d payloads are lost, including sample %s; they bear no loss", len(new), new[0])
+            log.warning("lost %d payloads, including sample %s; they bear no loss", len(new), new[0])
 
     def checkpointed(self, n: int) -> None:
-        """Report batches up to ``n`` as durable; older groups may retire. Raises OwnershipLost, ProtocolError."""
+        """Report batches up to ``n`` as durable; their groups may retire. Raises OwnershipLost, ProtocolError."""
         call = scripts.checkpointed(self.keys, self.name, owner=self.owner, gen=self.gen, n=n, role=self.seat.role)
         done = self.control.call(call)
         if done == 0:
             raise self.ownership.not_ours()
         if done < 0:
-            raise ProtocolError(f"Batch {n} of subscription {self.name!r} is not committed, so nothing of it is safe.")
+            raise ProtocolError(
+                f"Batch {n} of subscription {self.name!r} is not committed: commit it before a checkpoint."
+            )
 
     def rewind(self, n: int) -> None:
-        """Deliver every batch after ``n`` again; a rank that does not lead only rewinds itself.
+        """Rewind to batch ``n``, so that later batches are delivered again; non-leader ranks rewind only themselves.
 
         Raises OwnershipLost, ProtocolError (too far back, or ahead).
         """
@@ -229,18 +231,18 @@ class Subscriber:
             self.ownership.begin(answer.gen, n)
             return
         if answer.outcome == "owner":
-            # The reply of the first try may have been lost.
+            # The reply to the first attempt may have been lost.
             if not self.ownership.regain(n):
                 raise self.ownership.not_ours()
             return
         if answer.outcome == "floor":
             raise ProtocolError(
-                f"Subscription {self.name!r} cannot go back to batch {n}: batches up to {answer.limit} are retired. "
-                "Restore a newer checkpoint."
+                f"Subscription {self.name!r} cannot rewind to batch {n}, because batches up to {answer.limit} are "
+                "retired: restore a newer checkpoint."
             )
         raise ProtocolError(
-            f"The checkpoint is at batch {n}, but Redis knows only {answer.limit} committed batches of subscription "
-            f"{self.name!r}: it lost some, as after a failover or with another server. Restore an older checkpoint."
+            f"The checkpoint is at batch {n}, but Redis has only {answer.limit} committed batches of subscription "
+            f"{self.name!r}: Redis lost some, as in a failover or with another server. Restore an older checkpoint."
         )
 
 

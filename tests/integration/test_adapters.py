@@ -184,7 +184,7 @@ def test_rollouts_of_an_epoch_are_counted_by_the_size_of_the_subscription(
 def test_eval_without_a_dataset_is_refused(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> None:
     with (
         RolloutManager(make_config(redis_server.url, keys.run, tmp_path)) as manager,
-        pytest.raises(ConfigError, match=r"data\.eval names no dataset"),
+        pytest.raises(ConfigError, match=r"data\.eval is empty"),
     ):
         manager.eval(0)
 

@@ -109,7 +109,7 @@ def test_a_function_of_slimes_signature_sees_groups_of_samples(client: redis.Red
     assert [len(group) for group in groups] == [2, 2, 2]
 
 
-@pytest.mark.parametrize(("name", "said"), [("exits", "raised"), ("hangs", "still runs after 0.2 s")])
+@pytest.mark.parametrize(("name", "said"), [("exits", "raised"), ("hangs", "timed out after 0.2 s")])
 def test_one_that_fails_is_logged_and_counted_and_rows_are_kept(
     client: redis.Redis, keys: Keys, config: Config, caplog: pytest.LogCaptureFixture, name: str, said: str
 ) -> None:
@@ -127,11 +127,11 @@ def test_one_that_fails_is_logged_and_counted_and_rows_are_kept(
 
 def test_one_that_hangs_is_not_called_again_while_it_does(config: Config, caplog: pytest.LogCaptureFixture) -> None:
     hook, rows = AllSamples(with_hook(config, "hangs", timeout_s=0.2)), [SampleRow("d/0/0", 0)]
-    assert [hook.tell(rows, lambda: False) for _ in range(3)] == [False] * 3
+    assert [hook.call(rows, lambda: False) for _ in range(3)] == [False] * 3
     assert told == [("hangs", "")]
     assert "an earlier call is still running, skipping 1 samples" in caplog.text
     let_go.set()
-    until(lambda: hook.tell(rows, lambda: False), "the call that hung to end")
+    until(lambda: hook.call(rows, lambda: False), "the call that hung to end")
     assert told == [("hangs", "")] * 2
 
 

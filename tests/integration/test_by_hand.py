@@ -213,7 +213,7 @@ def test_a_run_that_nobody_started_is_a_sentence(tmp_path: Path, monkeypatch: py
     ("mistake", "said"),
     [
         ({"dp_rank": 2, "dp_size": 2}, "dp_rank 2 of 2"),
-        ({"role": "critic"}, "role 'critic' is not one of the roles"),
+        ({"role": "critic"}, "role 'critic' is not in roles"),
         ({"subscription": {"sise": 3}}, "sise"),
     ],
 )

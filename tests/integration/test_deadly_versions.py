@@ -128,7 +128,10 @@ async def test_I8_a_version_that_kills_in_every_announcement_stops_the_run_with_
 ) -> None:
     with training("sync", 0, deadly={"2"}) as (trainer, model):
         await asyncio.to_thread(train, trainer, model)
-        with pytest.raises(PublishError, match="Engines died on version 2 of model 'policy' in each of its 4 announ"):
+        with pytest.raises(
+            PublishError,
+            match="Engines crashed on version 2 of model 'policy' before producing output after each of its 4 announ",
+        ):
             await asyncio.to_thread(train, trainer, model)
         await until(lambda: is_blocked(client, keys, "weights", VersionSetAside, version=2), "for the reason", 400)
     assert revisions(client, keys) == ["1-0", "2-0", "2-1", "2-2", "2-3"]

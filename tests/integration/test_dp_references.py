@@ -269,5 +269,5 @@ def test_T14_an_array_that_a_sample_lacks_is_seen_by_every_rank() -> None:
     for rank in range(WORLD):
         batch = with_beside(samples, TEACHER_LOGPROBS, beside, dp_rank=rank, dp_size=WORLD)
         # By the manifest: no process group is there to ask others in.
-        with pytest.raises(PayloadError, match=f"sample {samples[0].id} has no side array"):
+        with pytest.raises(PayloadError, match=f"sample {samples[0].id} lacks side array"):
             learner_of(CASES["distill alone"], 1, None)._parts(batch)

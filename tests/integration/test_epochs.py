@@ -122,7 +122,7 @@ def test_I4_the_data_ends_and_all_of_it_is_trained_but_a_short_batch_by_choice(
         trained = [job for batch in batches for job in batch]
         assert len(set(trained)) == sum(sizes)
         assert set(trained) <= {f"d/0/{i}" for i in range(5)}
-        with pytest.raises(DataEnded, match=r"had its last batch, .*Raise data.epochs"):
+        with pytest.raises(DataEnded, match=r"last batch of subscription .*Raise data.epochs"):
             trainer.next()
         until_waits(client, keys, "producer", DataExhausted, prompts=5)
         until_waits(client, keys, "buffer:actor", DataUsedUp)

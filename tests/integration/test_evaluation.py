@@ -185,7 +185,7 @@ async def test_I8_requeued_prompts_are_waited_for_where_they_make_an_evaluation(
         finally:
             await asyncio.to_thread(reader.stop)
 
-    no_more = f"Version 3 has no accuracy on {names[-1]}, and none is to come"
+    no_more = f"Version 3 will get no accuracy on {names[-1]}: no prompt was answered"
     with buffering(made):
         async with working(made):
             with pytest.raises(PenstockError, match=no_more):

@@ -79,7 +79,7 @@ def test_T14_a_rank_that_outlived_its_job_is_refused_by_the_next(
         assert said(successor) == "got 1"
         if in_hand:
             go_on(one)
-        assert said(one).startswith("refused Subscription 'actor' belongs to another trainer by now")
+        assert said(one).startswith("refused Subscription 'actor' was taken over or rewound by another trainer")
         go_on(successor)
         assert said(successor) == "done 1"
         assert client.hmget(keys.sub("actor"), "cursor", "bits") == [b"0", b":10"], "rank 1 of this job has not"

@@ -150,7 +150,7 @@ def test_T1_T2_what_was_drawn_with_a_lost_version_is_in_no_batch_and_its_trainer
             client.hset(keys.clock, version_field("policy"), 1)
             client.xdel(keys.weights("policy"), "2-0")
             drawn = worker.work(2, 2)
-            with pytest.raises(ProtocolError, match="published version 2, and Redis knows 1 as the newest"):
+            with pytest.raises(ProtocolError, match="published version 2, but the newest version in Redis is 1"):
                 trainer.next(timeout=60)
             until_waits(client, keys, "buffer:actor", VersionLost, version=2)
         with Trainer(config) as trainer:

@@ -133,7 +133,7 @@ def test_T14_a_replica_that_is_killed_is_named_by_a_wait_and_an_error(
         )
         found = told(zero)
         assert [batch[0] for batch in found["batches"]] == [1]
-        assert "rank 1 (dp_rank 0, replica 1) to reach batch 2, step 1: dead or stuck" in found["error"]
+        assert "rank 1 (dp_rank 0, replica 1) to reach batch 2, step 1, dead or stuck" in found["error"]
     assert client.hget(keys.sub("actor"), "cursor") == b"1", "nothing was committed by half"
 
 
@@ -146,7 +146,7 @@ def test_T14_ranks_that_are_about_to_train_different_things_all_stop(
         for process in replicas:
             found = told(process)
             assert found["batches"] == []
-            assert "about to train different things (rank 0 (dp_rank 0, replica 0): batch 1" in found["error"]
+            assert "about to train different batches (rank 0 (dp_rank 0, replica 0): batch 1" in found["error"]
             assert "step 0; rank 1 (dp_rank 0, replica 1): batch 1" in found["error"]
 
 
@@ -177,7 +177,7 @@ def test_a_group_that_does_not_fit_is_refused(config: Config, tmp_path: Path) ->
     store = dist.FileStore(str(tmp_path / "alone"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        with pytest.raises(ConfigError, match="replica_group has 1 ranks and this is number 0 of them, but this is re"):
+        with pytest.raises(ConfigError, match="replica_group has 1 ranks with this process at 0, but this is re"):
             Trainer(config, replica=1, num_replicas=2, replica_group=dist.group.WORLD)
     finally:
         dist.destroy_process_group()

@@ -253,7 +253,7 @@ def test_what_asks_for_itself_has_no_batches_to_be_asked_for() -> None:
     ("drawn", "words"),
     [
         ({"temperature": 0.5}, "sampled at temperature 0.5, but what was asked for is 1"),
-        ({"temperature": 0.5, "logprob_kind": "original"}, "logprobs are from before temperature"),
+        ({"temperature": 0.5, "logprob_kind": "original"}, "logprobs were computed before temperature"),
     ],
 )
 def test_T6_answers_of_another_temperature_than_asked_for_are_refused_and_leave_nothing(

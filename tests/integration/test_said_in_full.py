@@ -54,7 +54,7 @@ def test_a_checkpoint_that_names_no_batch_is_refused_in_words(
     redis_server: RedisServer, keys: Keys, tmp_path: Path
 ) -> None:
     with Trainer(make_config(redis_server.url, keys.run, tmp_path)) as trainer:
-        with pytest.raises(ConfigError, match=r"does not say at which batch it was made \(batch is None\)"):
+        with pytest.raises(ConfigError, match=r"has no valid batch \(batch is None\)"):
             trainer.load_state_dict({"run": keys.run, "subscription": "actor"})
         trainer.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 0})
 

@@ -124,7 +124,7 @@ async def test_scores_come_back_in_order_and_leave_nothing_behind(
 async def test_mistakes_are_named_before_anything_is_asked(client: redis.Redis, keys: Keys, config: Make) -> None:
     with Scorer(config()) as scorer:
         for sequences, starts, says in (
-            ([[2, 3]], [1, 1], "1 sequences and 2 starts"),
+            ([[2, 3]], [1, 1], "1 sequences but 2 starts"),
             ([[2, 3], [4]], [1, 0], "sequence 1 has 1 tokens and start 0"),
             ([[2, 3]], [3], "start 3"),
             ([[2, -3]], [1], "id -3"),
@@ -142,10 +142,13 @@ async def test_what_cannot_be_scored_is_an_error_with_its_reason_and_its_sibling
     with buffering(config()):
         async with working(config()):
             with Scorer(config()) as scorer:
-                with pytest.raises(ScoreError, match=r"Sequences 0 to 0 .* buried as refused: .*told to answer 400"):
+                with pytest.raises(
+                    ScoreError, match=r"Sequences 0 to 0 .* is a dead letter \(refused\): .*told to answer 400"
+                ):
                     await scorer.ascore([[9, 3]], [1])
                 with pytest.raises(
-                    ScoreError, match=r"buried as refused: .*has token id 100000, but the model.s ids are below"
+                    ScoreError,
+                    match=r"is a dead letter \(refused\): .*has token id 100000, but the model.s ids are below",
                 ):
                     await scorer.ascore([[2, 100000]], [1])
         await assert_nothing_left(client, keys)

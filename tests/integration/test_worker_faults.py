@@ -404,7 +404,7 @@ async def test_an_idle_worker_takes_a_job_when_it_comes_and_a_full_one_when_a_sl
     async with working(config()):
         await until(all_in(client, keys, first, "ready"))
         monkeypatch.setattr("penstock.workers.jobs.intake.WAKE_S", 3600.0)
-        monkeypatch.setattr("penstock.workers.jobs.intake.LOOK_S", 3600.0)
+        monkeypatch.setattr("penstock.workers.jobs.intake.ROOM_CHECK_S", 3600.0)
         for i in range(1, 4):
             await until(lambda: any(one["cmd"] == "blpop" and "b" in one["flags"] for one in client.client_list()))
             fake.open.clear()

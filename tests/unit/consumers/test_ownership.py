@@ -18,5 +18,5 @@ def test_a_token_that_no_trainer_wrote_is_not_ours(token: bytes | None) -> None:
     waiting: Any = None
     ownership = Ownership(control, Keys("run"), "actor", Seat(), "", waiting)
     ownership.token = "ours"
-    with pytest.raises(OwnershipLost, match="belongs to another trainer by now"):
+    with pytest.raises(OwnershipLost, match="was taken over or rewound by another trainer"):
         ownership.check_lineage(0)

@@ -107,7 +107,7 @@ def test_no_samples_no_advantages() -> None:
 
 
 def test_what_cannot_be_an_advantage_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="group b has the reward nan"):
+    with pytest.raises(ProtocolError, match="group b has reward nan"):
         group_advantages([1.0, float("nan")], ["a", "b"])
     with pytest.raises(ProtocolError, match="2 rewards for 1 group"):
         group_advantages([1.0, 2.0], ["a"])

@@ -80,7 +80,7 @@ def test_only_the_arrays_that_are_asked_for_are_made_and_they_are_the_same() -> 
     assert torch.equal(packed["tokens"], batch.packed(10_000)[0]["tokens"])
     assert "logprobs" not in packed
     assert all("logprobs" not in micro for micro in batch.micro_batches(max_samples=1, keys=["tokens"]))
-    with pytest.raises(ProtocolError, match="There is no array ids in a batch: keys are tokens"):
+    with pytest.raises(ProtocolError, match="unknown array ids: keys of a batch are tokens"):
         batch.arrays(["ids"])
 
 
@@ -260,13 +260,13 @@ def test_lost_rows_are_fillers_and_keep_their_group_s_advantages() -> None:
 def test_I6_a_manifest_that_breaks_its_bound_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"toy/0/0/0 bears loss on version 4, which is 5 living .* the bound is 4"):
         make_batch([sample_of(0, 0)], train_version=9, bound=4)
-    with pytest.raises(ProtocolError, match="comes after version 3"):
+    with pytest.raises(ProtocolError, match="is newer than its train version 3"):
         make_batch([sample_of(0, 0)], train_version=3, bound=4)
     make_batch([sample_of(0, 0)], train_version=8, bound=4)
 
 
 def test_a_manifest_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="its rows have 5 loss tokens, its manifest 6"):
+    with pytest.raises(ProtocolError, match="rows have 5 loss tokens, but the manifest has 6"):
         make_batch([sample_of(0, 0)], num_loss_tokens=6)
     with pytest.raises(ProtocolError, match="is lost, but 5 of its tokens bear loss"):
         make_batch([sample_of(0, 0)], row_changes={0: {"lost": True}})

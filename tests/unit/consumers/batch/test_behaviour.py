@@ -104,7 +104,7 @@ def test_T6_what_bears_no_loss_and_what_nobody_trains_may_be_of_any_kind(model: 
 
 
 def test_T6_a_kind_that_is_not_known_is_refused(model: torch.nn.Module) -> None:
-    with pytest.raises(ProtocolError, match=r"toy/0/0/2 are of kind 'raw'"):
+    with pytest.raises(ProtocolError, match=r"toy/0/0/2 have unknown kind 'raw'"):
         with_kinds(make_batch(drawn(model, 1.0)), {2: "raw"})
 
 
@@ -128,7 +128,7 @@ def test_T6_mixed_temperatures_are_refused_where_one_number_is_expected(model: t
 def test_T6_a_batch_of_another_temperature_than_the_trainers_is_refused(model: torch.nn.Module) -> None:
     train_data(make_batch(drawn(model, 0.7)), temperature=0.7)
     with pytest.raises(
-        ConfigError, match=r"sampled at temperature 0\.7, but the trainer's --rollout-temperature is 1:"
+        ConfigError, match=r"sampled at temperature 0\.7, but the trainer's --rollout-temperature is 1, which"
     ):
         train_data(make_batch(drawn(model, 0.7)), temperature=1.0)
 
@@ -173,5 +173,5 @@ def test_T6_a_run_that_could_not_be_trained_is_refused_before_anything_is_drawn(
     behaviour.check_config(config_of(tmp_path, sampling={"temperature": 0.7}, first={}, logprob_kind="scaled"))
     for engine in ({"logprob_kind": "original"}, {"env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "true"}}):
         config = config_of(tmp_path, sampling={}, first={"temperature": 0.7}, **engine)
-        with pytest.raises(ConfigError, match=r"kind original, and dataset a is sampled at .* 0\.7"):
+        with pytest.raises(ConfigError, match=r"kind original, but dataset a is sampled at .* 0\.7"):
             behaviour.check_config(config)

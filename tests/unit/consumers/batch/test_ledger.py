@@ -34,7 +34,7 @@ def test_T4_trained_over_generated_length_is_told_and_warned_of(caplog: pytest.L
         assert not caplog.records
         # 6 of 100 trained, 4 of 250 given up: 100 / 160.
         assert ledger.metrics(batch(3, [100, 100], aged=(4, 1000)))[NAME] == pytest.approx(100 / 160)
-        assert "0.62 times as long as those that were generated" in caplog.text
+        assert "0.62 times as long as generated answers" in caplog.text
         assert "staleness.on_expiry is drop" in caplog.text
         ledger.metrics(batch(4, [100, 100], aged=(4, 1000)))
     assert len(caplog.records) == 1, "once, not at every batch"

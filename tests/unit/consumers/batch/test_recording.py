@@ -86,14 +86,14 @@ def test_a_replay_goes_on_where_a_state_was_taken_and_ends(tmp_path: Path) -> No
         again.next()
     assert (again.publish(None), again.tick()) == (1, 2)
     again.commit(make_batch(three_groups(), n=3))
-    with pytest.raises(ProtocolError, match="comes after batch 3"):
+    with pytest.raises(ProtocolError, match="is out of order: batch 3"):
         again.commit(first)
 
 
 def test_columns_of_a_replayed_batch_stay_in_the_process(tmp_path: Path) -> None:
     template, _ = record(tmp_path, batches=1)
     batch = Replay(template).next()
-    with pytest.raises(WaitTimeout, match="Column 'values' was not put for 12 of 12 rows") as told:
+    with pytest.raises(WaitTimeout, match="Column 'values' is missing for 12 of 12 rows") as told:
         batch.get("values")
     assert (told.value.count, told.value.cause) == (0, ColumnPending("values", 0, 12, 12))
     batch.put("values", np.arange(12.0))
@@ -124,7 +124,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     read(good)
     at = good.index(b"payload/") + 200
     for bad in (b"PSB1" + good[4:], good[:8], good[:-16], good[:at] + bytes([good[at] ^ 255]) + good[at + 1 :]):
-        with pytest.raises(PayloadError, match=r"rank0.bin is damaged, or no batch that penstock recorded"):
+        with pytest.raises(PayloadError, match=r"rank0.bin is damaged, or not a recorded batch"):
             read(bad)
     path.write_bytes(good)
     (tmp_path / "b1" / "rank1.bin").unlink()
@@ -136,17 +136,17 @@ def test_files_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     template, _ = record(tmp_path, batches=1)
     other = make_batch(three_groups(), dp_rank=1, dp_size=2, seed=9)
     recording.save(template, other.manifest, other.digest, {}, 1, 2)
-    with pytest.raises(PayloadError, match="are of different runs"):
+    with pytest.raises(PayloadError, match="belong to different runs"):
         Replay(template).next()
 
 
 def test_templates_that_cannot_name_batches_are_refused(tmp_path: Path) -> None:
     for bad, ranks, words in [
-        ("b.bin", 1, "needs {rollout_id}"),
-        ("{rollout_id}{step}", 1, "needs {rollout_id}"),
+        ("b.bin", 1, "use {rollout_id}"),
+        ("{rollout_id}{step}", 1, "use {rollout_id}"),
         ("{rollout_id}.bin", 2, "add {rank}"),
     ]:
         with pytest.raises(ConfigError, match=words):
             recording.check_template(bad, ranks)
-    with pytest.raises(ConfigError, match=r"There is no recorded batch by .* debug.save_batches first"):
+    with pytest.raises(ConfigError, match=r"no recorded batch matches .* debug.save_batches first"):
         Replay(str(tmp_path / "{rollout_id}.bin"))

@@ -80,7 +80,7 @@ def test_T10_two_ranks_divide_by_what_is_left_of_both(name: str) -> None:
     [
         ("rewards", "too_few", "needs a finite advantage for each of 12"),
         ("rewards", "too_large", "needs a finite advantage for each of 12"),
-        ("samples", "none_such", "and none numbered"),
+        ("samples", "none_such", "invalid indices:"),
         ("samples", "exits", "raised SystemExit: 3"),
     ],
 )

@@ -120,6 +120,6 @@ def test_a_sample_without_the_reference_is_refused_where_its_reward_counts() -> 
     assert never.advantages[0] == 0
 
     expired = with_beside(samples, REFERENCE_LOGPROBS, said, row_changes={0: no_loss | {"masked": False}})
-    with pytest.raises(PayloadError, match=f"sample {samples[0].id} has no side array 'reference_logprobs'"):
+    with pytest.raises(PayloadError, match=f"sample {samples[0].id} lacks side array 'reference_logprobs'"):
         penalised(expired)
     learner(near_model(), config(kl=IN_REWARD | {"place": "loss"})).step(expired)

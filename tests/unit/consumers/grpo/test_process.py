@@ -93,5 +93,5 @@ def test_T17_a_sample_without_any_stops_every_rank() -> None:
     with pytest.raises(ProtocolError, match=r"trainer\.process needs the side array 'step_rewards'"):
         advantages(with_beside(made, STEP_REWARDS, {}))
     some = {made[0].id: np.zeros((1, 2), np.float32)}
-    with pytest.raises(PayloadError, match="toy/0/0/1 has no side array 'step_rewards'"):
+    with pytest.raises(PayloadError, match="toy/0/0/1 lacks side array 'step_rewards'"):
         advantages(with_beside(made, STEP_REWARDS, some))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.consumers.metrics.recorder import LOOKED_AT, RecorderTally, is_repetitive
+from penstock.consumers.metrics.recorder import CHECKED_CHARS, RecorderTally, is_repetitive
 from penstock.history.row import Fate, SampleRow
 
 
@@ -30,7 +30,7 @@ def test_the_share_of_repetitive_answers_is_over_those_recorded() -> None:
     tally = RecorderTally()
     kept: list[dict[str, Any]]
     assert "rollout_repetition_frac" not in {family.name for family in tally.collect()}
-    answers = ["so it is. " * LOOKED_AT, "so", "", None]
+    answers = ["so it is. " * CHECKED_CHARS, "so", "", None]
     kept = [{} if answer is None else {"answer": answer, "tokens": np.zeros(1, np.int32)} for answer in answers]
     tally.wrote([SampleRow(job="d/0/0", k=k, fate=Fate.TRAINED, **one) for k, one in enumerate(kept)], 0.5)
     found = {one.name: one.value for family in tally.collect() for one in family.samples}
@@ -39,21 +39,21 @@ def test_the_share_of_repetitive_answers_is_over_those_recorded() -> None:
 
 
 def test_a_long_text_that_says_the_same_again_is_repetitive() -> None:
-    prose = "".join(f"{n * n % 9973} of {n}; " for n in range(LOOKED_AT // 5))
-    assert is_repetitive("so it is. " * LOOKED_AT)
+    prose = "".join(f"{n * n % 9973} of {n}; " for n in range(CHECKED_CHARS // 5))
+    assert is_repetitive("so it is. " * CHECKED_CHARS)
     assert not is_repetitive("so it is. " * 10), "too short to tell"
     assert not is_repetitive(prose)
-    assert is_repetitive(prose + "wait, " * LOOKED_AT), "the end counts"
+    assert is_repetitive(prose + "wait, " * CHECKED_CHARS), "the end counts"
     assert not is_repetitive("\ud800" * 10 + prose)
 
 
 def test_what_is_repetitive_is_judged_by_the_best_that_zlib_can_do() -> None:
     phrase = "".join(chr(97 + (n * n + 3 * n) % 23) for n in range(20))
     text = list(phrase * 501)
-    for j, at in enumerate(range(0, LOOKED_AT + 1, 22)):
+    for j, at in enumerate(range(0, CHECKED_CHARS + 1, 22)):
         text[at - j * j % 7] = chr(97 + j * j * j % 26)
-    end = "".join(text[: LOOKED_AT + 1])
-    assert len(zlib.compress(end[-LOOKED_AT:].encode())) > LOOKED_AT / 10, "not by what it does by default"
+    end = "".join(text[: CHECKED_CHARS + 1])
+    assert len(zlib.compress(end[-CHECKED_CHARS:].encode())) > CHECKED_CHARS / 10, "not by what it does by default"
     assert is_repetitive(end)
 
 

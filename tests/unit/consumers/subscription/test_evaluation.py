@@ -52,7 +52,7 @@ def test_T18_only_what_the_asked_version_drew_ends_training(
         assert not evaluations.has_reached(0.9)
         assert not evaluations.has_reached(0.9)
     (said,) = caplog.messages
-    assert "version 1 is at 1.000, and does not end training: it drew 94 %" in said
+    assert "version 1 reached accuracy 1.000 but does not end training: it generated 94 %" in said
     assert "data.eval_pinned" in said
     evaluations.add(rows_of(row("held/2/0", {2: 95, 3: 5}), row("other/2/0", {2: 10}, reward=0.0)))
     assert not evaluations.has_reached(0.9)
@@ -73,7 +73,9 @@ def test_an_evaluation_most_of_whose_prompts_are_missing_ends_nothing(
     evaluations.add(rows_of(row("held/1/0", {1: 10}), row("other/1/0", {1: 10}), asked=20))
     with caplog.at_level(logging.WARNING):
         assert not evaluations.has_reached(0.5)
-    assert "version 1 is at 1.000, and does not end training: 10 % of its prompts were answered" in caplog.text
+    assert (
+        "version 1 reached accuracy 1.000 but does not end training: 10 % of its prompts were answered" in caplog.text
+    )
     evaluations.add(rows_of(row("held/2/0", {2: 10}), row("other/2/0", {2: 10}), asked=2))
     assert evaluations.has_reached(0.5)
 
@@ -101,10 +103,10 @@ def test_an_evaluation_that_is_over_without_an_answer_to_a_dataset_is_told_of_an
 ) -> None:
     evaluations.add(rows_of(row("held/1/0", {1: 10})))
     evaluations.end(1)
-    with pytest.raises(PenstockError, match="Version 1 has no accuracy on other, and none is to come"):
+    with pytest.raises(PenstockError, match="Version 1 will get no accuracy on other"):
         evaluations.wait(1, None)
-    assert "Version 1 has no accuracy on other" in caplog.text
-    with pytest.raises(WaitTimeout, match="0 of 2 datasets did, not held, other") as told:
+    assert "Version 1 will get no accuracy on other" in caplog.text
+    with pytest.raises(WaitTimeout, match="0 of 2 datasets did, missing held, other") as told:
         evaluations.wait(2, 0.01)
     assert (told.value.count, told.value.cause) == (0, EvaluationPending(2, ("held", "other")))
 
@@ -122,7 +124,7 @@ def test_iterating_yields_each_finished_evaluation_once_and_none_of_an_earlier_s
 
 def test_I8_a_loop_hears_that_evaluations_are_no_longer_read(evaluations: Evaluations) -> None:
     evaluations.fail(OwnershipLost("another trainer has it"))
-    with pytest.raises(PenstockError, match="The evaluation ended: another trainer has it"):
+    with pytest.raises(PenstockError, match="Reading evaluations failed: another trainer has it"):
         list(evaluations)
     with pytest.raises(PenstockError, match="another trainer has it"):
         evaluations.evaluate(3)
@@ -140,8 +142,8 @@ def test_the_newest_version_is_evaluated_if_none_is_named(tmp_path: Path) -> Non
 
 def test_a_process_that_reads_no_evaluations_sees_none_and_is_refused_one(tmp_path: Path) -> None:
     assert list(Evaluations()) == []
-    with pytest.raises(ConfigError, match=r"data\.eval names no dataset"):
+    with pytest.raises(ConfigError, match=r"data\.eval is empty"):
         Evaluations().evaluate()
     beside = Evaluations(make_config(tmp_path), Asked(), is_read=False)
-    with pytest.raises(ConfigError, match="Rank 0 of the trainer that publishes reads evaluations"):
+    with pytest.raises(ConfigError, match="Only rank 0 of the publishing trainer reads evaluations"):
         beside.evaluate()
