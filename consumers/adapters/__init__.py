@@ -1,1 +1,1 @@
-"""Adapters to other trainers' interfaces: slime, verl, TRL, plain PyTorch; each module imports its own trainer."""
+"""Adapt runs to the interfaces of slime, verl, TRL and plain PyTorch; each module imports only its own trainer."""

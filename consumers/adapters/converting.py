@@ -1,6 +1,7 @@
 """Call ``hooks.convert``, a user function that changes a batch's train data for a slime-shaped trainer, key by key.
 
-It may set rewards, remove loss from tokens and add keys; generated tokens and their data must stay unchanged (T6, T8).
+The function may set rewards, remove loss from tokens and add keys; generated tokens and their data must stay unchanged
+(T6, T8).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,31 +24,31 @@ from penstock.text import format_exc, safe_repr
 
 #: Keys that the function may return, as slime's default does, but must not change.
 _SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "source_names")
-#: The divisors of slime's loss. Penstock computes its own, from the generated tokens.
+#: Divisors of slime's loss, which penstock computes itself from the generated tokens.
 _SUMS = "rollout_mask_sums"
 #: Side arrays of samples, by slime's names: key -> sample id -> tensor.
 Sides = Mapping[str, Mapping[str, Tensor]]
-#: Keys converted to other keys: one finite number per sample.
+#: Keys with one finite number per sample.
 _NUMBERS = ("rewards", "raw_reward", "truncated")
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The function's result; a key that it omits keeps penstock's value."""
+    """Hold the function's result; omitted keys keep penstock's values."""
 
-    #: ``rewards``, ``raw_reward``, ``truncated`` -> [N] of the whole batch.
+    #: ``rewards``, ``raw_reward``, ``truncated`` -> [N] values of the complete batch.
     numbers: Mapping[str, list[float]] = field(default_factory=dict)
-    #: The samples, with the function's loss masks.
+    #: Samples with the function's loss masks.
     rows: Sequence[RowArrays] = ()
-    #: Further keys: name -> sample id -> value.
+    #: Additional keys: name -> sample id -> value.
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Converter:
-    """The ``hooks.convert`` function of one process.
+    """Call the ``hooks.convert`` function.
 
     Raises:
-        ConfigError: the function cannot be imported, or has the wrong signature.
+        ConfigError: the function cannot be imported, or has a wrong signature.
     """
 
     def __init__(self, config: Config, path: str) -> None:
@@ -55,11 +56,11 @@ class Converter:
         self._args = args_of(config)
 
     def __call__(self, batch: Batch, rows: Sequence[RowArrays], first_index: int, sides: Sides) -> Converted:
-        """Call the function with a complete batch, ``rows`` in the order of ``batch.all_rows``. Blocks while it runs.
+        """Call the function with a complete batch and its ``rows`` in the order of ``batch.all_rows``. Blocks.
 
         Args:
-            first_index: number of the first sample.
-            sides: side arrays of the samples, which must stay unchanged.
+            first_index: index of the first sample.
+            sides: side arrays of the samples, which the function must not change.
 
         Raises:
             HookError: the function raised, or returned an invalid value.
@@ -124,8 +125,8 @@ class Converter:
                 )
 
     def _check_sums(self, values: Sequence[Any], rows: Sequence[RowArrays], rollouts: Sequence[str]) -> None:
-        """Check that ``values`` are sums of a rollout's loss masks, as slime's own function returns, or of its
-        generated tokens, by which penstock divides."""
+        """Check that ``values`` are sums of a rollout's loss masks, as in slime's default, or of its generated tokens,
+        penstock's divisor."""
         sums: dict[str, tuple[int, int]] = {}
         for row, rollout in zip(rows, rollouts, strict=True):
             num_loss, generated = sums.get(rollout, (0, 0))
@@ -173,7 +174,7 @@ class Converter:
 
 
 def _array(value: Any, like: Any) -> NDArray[Any]:
-    """Convert to a numpy array; return an empty array if that is impossible."""
+    """Convert to a numpy array, or to an empty array if that is impossible."""
     try:
         return np.asarray(value, np.asarray(like).dtype if np.asarray(like).dtype.kind == "f" else None)
     except (TypeError, ValueError, OverflowError):
@@ -186,7 +187,7 @@ def _source(row: RowArrays) -> str:
 
 
 def _sample(row: RowArrays, first_index: int, sides: Sides) -> Any:
-    """Make a slime ``Sample`` without texts; without tokens if its payload is lost."""
+    """Make a slime ``Sample`` without texts, and without tokens if its payload is lost."""
     of, number = row.row, first_index + row.index
     made = of_row(
         of,
@@ -199,6 +200,6 @@ def _sample(row: RowArrays, first_index: int, sides: Sides) -> Any:
         remove_sample=row.lost,
     )
     for name, arrays in sides.items():
-        # Copy, so that writes of the function have no effect.
+        # Copy, so that the function cannot modify the original.
         setattr(made, name, arrays[of.sample].clone() if of.sample in arrays else None)
     return made

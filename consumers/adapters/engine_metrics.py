@@ -1,7 +1,7 @@
-"""Serve the metrics of all engines of a run at one address, as a router's ``/engine_metrics`` does.
+"""Serve the metrics of all engines of a run at one address, like a router's ``/engine_metrics``.
 
-Every scrape queries the live engines; each series gets the labels ``worker`` and ``source`` (the engine's address). An
-engine that does not answer, or was started without ``enable-metrics``, is skipped. The workers' own metrics are
+Every scrape queries the live engines; each series gets the labels ``worker`` and ``source`` (the engine's address).
+Engines that do not respond, or were started without ``enable-metrics``, are skipped. The workers' own metrics are
 included.
 """
 
@@ -21,16 +21,16 @@ from penstock.protocol.presence import WorkerPresence
 log = logging.getLogger(__name__)
 
 PATH = "/engine_metrics"
-#: Longest wait for one engine.
+#: Longest wait for one engine, in seconds.
 SCRAPE_S = 5.0
 
 
 class EngineMetrics(Collector):
-    """Serve the metrics from threads until ``close``, at ``PATH`` and any other path.
+    """Serve the metrics at any path, in threads, until ``close``.
 
     Args:
-        workers: returns the live workers, as ``Trainer.workers`` does; called at every scrape.
-        host: address to listen at; the port is a free one.
+        workers: returns the live workers, like ``Trainer.workers``; called on every scrape.
+        host: address to listen on, with a free port.
     """
 
     def __init__(self, workers: Callable[[], Iterable[WorkerPresence]], host: str = "127.0.0.1") -> None:
@@ -53,7 +53,7 @@ class EngineMetrics(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics of all engines, by name, each sample labelled with its worker."""
+        """Return the metrics of all engines by name, each series labelled with its worker."""
         found: dict[str, Metric] = {}
         asked = [(worker.name, url) for worker in self._workers() for url in _urls(worker)]
         with ThreadPoolExecutor(16) as pool:
@@ -66,7 +66,7 @@ class EngineMetrics(Collector):
 
 
 def _urls(worker: WorkerPresence) -> list[str]:
-    """Return the addresses of the metrics of a worker's engines, and of the worker."""
+    """Return the metrics addresses of a worker and its engines."""
     return [f"{url}/metrics" for url in worker.engine_urls] + ([worker.metrics] if worker.metrics else [])
 
 

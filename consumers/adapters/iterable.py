@@ -1,4 +1,4 @@
-"""Batches of a run as a plain PyTorch ``IterableDataset``.
+"""Provide the batches of a run as a plain PyTorch ``IterableDataset``.
 
 with Trainer(run="digits") as trainer:
     data = RolloutDataset(trainer, max_tokens=16384)
@@ -24,20 +24,20 @@ from penstock.errors import ConfigError, ProtocolError
 
 
 class RolloutDataset(IterableDataset[dict[str, Any]]):
-    """Iterate over micro-batches of a trainer's batches, without end unless ``num_batches`` sets one.
+    """Iterate over micro-batches of a trainer's batches, endlessly unless ``num_batches`` is set.
 
     Args:
-        trainer: already entered; it publishes, checkpoints and restores as usual.
-        max_tokens, max_samples: limits of a micro-batch, padding included; both None: one micro-batch per batch.
-        num_batches: number of batches after which to stop; None: never.
-        device: where the tensors go; None: host memory.
-        temperature: temperature by which the loop divides logits; a batch sampled at another is rejected. None: the
-            loop divides by each sample's own, ``temperatures``.
+        trainer: entered trainer, which publishes, checkpoints and restores as usual.
+        max_tokens, max_samples: limits of a micro-batch, including padding; both None: one micro-batch per batch.
+        num_batches: number of batches after which to stop; None: unlimited.
+        device: device of the tensors; None: host memory.
+        temperature: temperature by which the loop divides logits; batches with another temperature are refused. None:
+        the loop divides by the ``temperatures`` of the samples.
 
     Each item is the dict of ``Batch.padded`` plus ``batch`` (its number), ``micro`` (0, 1, ...), ``last`` (True on the
-    last micro-batch of its batch), and, if its samples have images, their concatenated ``pixel_values`` and
-    ``image_grid_thw``. Use ``DataLoader(dataset, batch_size=None)``: the items are batched already. Uncommitted batches
-    are read again after a restart, so a loader that reads ahead loses nothing.
+    last micro-batch of its batch), and, for samples with images, the concatenated ``pixel_values`` and
+    ``image_grid_thw``. Use ``DataLoader(dataset, batch_size=None)``, as items are already batched. Uncommitted batches
+    are read again after a restart, so prefetching loses no data.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
         self._open: dict[int, Batch] = {}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield micro-batches. Blocks until the next batch is cut, and reports why (`penstock why`).
+        """Yield micro-batches. Blocks, with a reported wait (`penstock why`), until the next batch is cut.
 
         Raises:
-            ConfigError: called in a worker process of a DataLoader; a batch was sampled at another temperature than
-                this loop's, or its logprobs are from before the temperature was applied (T6).
+            ConfigError: called in a worker process of a DataLoader, or a batch has another temperature than this loop,
+            or logprobs from before temperature (T6).
         """
         if get_worker_info() is not None:
             raise ConfigError(
                 "A RolloutDataset cannot be read by worker processes of a DataLoader: one subscription has one "
                 "reader. Set num_workers=0; Trainer(prefetch=1) fetches ahead instead."
             )
-        # Checked now and not at the first item: the generator starts later.
+        # Check now instead of at the first item, as the generator starts later.
         return self._items()
 
     def _items(self) -> Iterator[dict[str, Any]]:
@@ -89,7 +89,7 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
             done += 1
 
     def commit(self, batch: int) -> None:
-        """Commit every batch up to number ``batch``. Blocks for a round trip each; committing twice is harmless.
+        """Commit every batch up to number ``batch``. Blocks for a round trip each. Idempotent.
 
         Raises ProtocolError for a batch that this dataset has not yielded.
         """

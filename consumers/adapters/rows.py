@@ -1,4 +1,4 @@
-"""Iterate over this rank's samples of a batch without padding; adapters convert these."""
+"""Provide this rank's samples of a batch without padding, for conversion by adapters."""
 
 import json
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from penstock.errors import ConfigError
 from penstock.names import PART_REWARDS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.records.manifest import Row
 
-#: Deepest nesting of a value.
+#: Deepest allowed nesting of a value.
 MAX_DEPTH = 16
 
 
 def label(value: Any) -> dict[str, Any]:
-    """Return ``label`` and ``label_value`` of a ``Request``: text unchanged, anything else as JSON and as the value.
+    """Return ``label`` and ``label_value`` of a ``Request``: text unchanged, other values as JSON and as value.
 
-    None becomes an empty label. Raises ConfigError for values that a record cannot hold.
+    None becomes an empty label. Raises ConfigError for values that cannot be stored.
     """
     found = plain(value, "the label")
     if found is None or isinstance(found, str):
@@ -29,7 +29,7 @@ def label(value: Any) -> dict[str, Any]:
 
 
 def plain(value: Any, name: str, depth: int = 0) -> Any:
-    """Convert a value to plain types that msgpack can encode. Raises ConfigError for any other type."""
+    """Convert a value to plain types for msgpack. Raises ConfigError for other types."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"{name} is nested more than {MAX_DEPTH} deep: it cannot be handed on to a reward.")
     if isinstance(value, np.generic):
@@ -48,7 +48,7 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowArrays:
-    """One sample of a batch. Arrays are [L], or [0] where its payload is lost (``row.lost`` may not know it yet)."""
+    """Hold one sample of a batch. Arrays are [L], or [0] if the payload is lost (``row.lost`` may still be False)."""
 
     row: Row
     #: Index into ``batch.all_rows``.
@@ -63,7 +63,7 @@ class RowArrays:
     teacher_logprobs: NDArray[np.float32] | None = None
     #: Reference policy logprobs (``rollout.reference``), likewise.
     reference_logprobs: NDArray[np.float32] | None = None
-    #: Own reward of a part, if its generate function returned several samples with rewards; None: the sample's.
+    #: Reward of a part if its generate function returned several samples with rewards; None: the sample's reward.
     part_reward: float | None = None
 
     @property
@@ -73,7 +73,7 @@ class RowArrays:
 
     @property
     def divisor(self) -> int:
-        """Return the divisor of a mean over this sample's tokens: all generated ones, whether or not they bear loss."""
+        """Return the divisor of a mean over this sample's tokens: its generated tokens, with or without loss."""
         return max(1, int(self.generated.sum()))
 
     def response(self, name: str) -> NDArray[np.generic]:

@@ -1,4 +1,4 @@
-"""Convert a sample's data other than its arrays to slime's train data: side arrays, images, columns, rollouts."""
+"""Convert side arrays, images, columns and rollouts of samples to slime's train data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.records.manifest import Row
 from penstock.text import safe_repr
 
-#: Payload side arrays that slime has a key for: name -> key.
+#: Side arrays with a key in slime: name -> key.
 SIDES = {"routed_experts": "rollout_routed_experts", "teacher_logprobs": "teacher_log_probs"}
 
-#: dtypes of slime's tensors; experts are not uint8, which would divide by zero in a model with 256 of them.
+#: dtypes of slime's tensors; experts are not uint8, which would divide by zero in a model with 256 experts.
 DTYPES = {
     "tokens": torch.int64,
     "loss_masks": torch.int32,
@@ -26,7 +26,7 @@ DTYPES = {
     "teacher_log_probs": torch.float32,
     "rollout_routed_experts": torch.int32,
 }
-#: Keys whose entries may be None: a sample without images or without ``train_metadata``.
+#: Keys whose entries may be None, for samples without images or without ``train_metadata``.
 MULTIMODAL, METADATA = "multimodal_train_inputs", "metadata"
 #: Columns that replace default values of a share.
 ROLLOUT_IDS, RAW_REWARD = "rollout_ids", "raw_reward"
@@ -36,7 +36,7 @@ Columns = Mapping[str, Mapping[str, Any]]
 
 
 def slime_tensor(key: str, values: Any) -> Tensor:
-    """Return a copy as a tensor of slime's dtype."""
+    """Copy values to a tensor of slime's dtype."""
     return torch.tensor(np.asarray(values), dtype=DTYPES[key])
 
 
@@ -51,7 +51,7 @@ def sides_of(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Ten
 
 
 def images_of(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, dict[str, Tensor]]]:
-    """Return by sample the image inputs that slime passes to a model, if the batch has images."""
+    """Return the image inputs for a model by sample, if the batch has images."""
     found: dict[str, dict[str, Tensor]] = {}
     for name in (PIXEL_VALUES, IMAGE_GRID):
         for row, array in zip(rows, batch.side(name) if batch.has_side(name) else (), strict=False):
@@ -61,7 +61,7 @@ def images_of(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, di
 
 
 def check_sides(batch: Batch, rows: Sequence[RowArrays], sides: Columns) -> None:
-    """Raise ProtocolError for a sample that bears loss and lacks a side array that others have."""
+    """Raise ProtocolError if a sample that bears loss lacks a side array that others have."""
     for name, values in ((name, sides[key]) for name, key in SIDES.items() if key in sides):
         for row in rows:
             if row.row.sample not in values and not row.lost and row.loss_mask.any():
@@ -72,9 +72,9 @@ def check_sides(batch: Batch, rows: Sequence[RowArrays], sides: Columns) -> None
 
 
 def _side(key: str, row: RowArrays, array: NDArray[Any] | Sequence[float]) -> Tensor:
-    """Convert one sample's side array for slime. Raises ProtocolError for a wrong length."""
+    """Convert one sample's side array for slime. Raises ProtocolError if its length is wrong."""
     length, response = row.row.length, row.row.length - row.row.prompt_length
-    # Teachers: of the complete sequence, or of the response alone.
+    # Teacher logprobs may cover the complete sequence or only the response.
     wanted = {length, response} if key == "teacher_log_probs" else {length - 1}
     if len(array) not in wanted:
         raise ProtocolError(
@@ -86,7 +86,7 @@ def _side(key: str, row: RowArrays, array: NDArray[Any] | Sequence[float]) -> Te
 
 
 def checked_columns(rows: Sequence[RowArrays], columns: Columns) -> dict[str, Mapping[str, Any]]:
-    """Check that slime can average the columns; return those that some sample has. Raises ConfigError."""
+    """Check that slime can average the columns; return columns that some sample has. Raises ConfigError."""
     found: dict[str, Mapping[str, Any]] = {}
     for key, values in columns.items():
         if not values:

@@ -1,6 +1,6 @@
-"""slime's flags for a rollout function: what they mean where penstock generates, and which have no effect.
+"""Interpret slime's flags for a rollout function, and refuse flags without effect.
 
-- a function that generates, or rewards a group: the run's configuration must name the same, and its workers call it;
+- a function that generates, or rewards a group: must match the run's configuration, as the workers call it;
 - ``--custom-rm-path``, ``--rm-type``, the ``rm_type`` of metadata, and those of a data set: the reward of each request;
 - sampling: the parameters of each request.
 """
@@ -45,7 +45,7 @@ _EVAL: dict[str, tuple[str, str | None]] = {
 
 
 def check_flags(args: Namespace, config: Config) -> None:
-    """Raise ConfigError for the first rollout flag of slime that would have no effect, or a wrong one.
+    """Raise ConfigError for the first rollout flag of slime that would have no or a wrong effect.
 
     Flags of slime's data source, trainer, engines and logs do not concern a rollout function.
 
@@ -97,15 +97,15 @@ def check_eval_dataset(args: Namespace, dataset: Any, config: Config) -> None:
 
 
 def reward_of(args: Namespace, config: Config, metadata: Mapping[str, Any], dataset: Any = None) -> str | None:
-    """Return the reward of a prompt, in slime's order: a function, the ``rm_type`` of its metadata, ``--rm-type``.
+    """Return the reward of a prompt in slime's order: a function, the ``rm_type`` of its metadata, ``--rm-type``.
 
-    None: the run's own. A function of the user's that the run names yields to flags alone.
+    None means the run's own reward. Only flags override a user function named in the run.
 
     Args:
-        dataset: the one of ``eval_datasets`` that has the prompt; None in training.
+        dataset: entry of ``eval_datasets`` with the prompt; None in training.
 
     Raises:
-        ConfigError: the metadata name no reward.
+        ConfigError: the reward in the metadata does not exist.
     """
     path = _path(args if dataset is None else dataset, "custom_rm_path")
     if path is not None:
@@ -118,12 +118,12 @@ def reward_of(args: Namespace, config: Config, metadata: Mapping[str, Any], data
 
 
 def train_sampling(args: Namespace) -> dict[str, Any]:
-    """Return the sampling parameters of training, in SGLang's names."""
+    """Return the sampling parameters for training in SGLang's names."""
     return _given({name: getattr(args, flag, None) for name, flag in _TRAIN.items()})
 
 
 def eval_sampling(args: Namespace, dataset: Any) -> dict[str, Any]:
-    """Return the sampling parameters of one of ``eval_datasets``, in SGLang's names."""
+    """Return the sampling parameters of an entry of ``eval_datasets`` in SGLang's names."""
     values = {}
     for name, (attribute, flag) in _EVAL.items():
         own = getattr(dataset, attribute, None)
@@ -132,13 +132,13 @@ def eval_sampling(args: Namespace, dataset: Any) -> dict[str, Any]:
 
 
 def rewarded(args: Namespace, reward: float, *, evaluating: bool) -> Any:
-    """Return a reward as slime expects it: the number, or a map if ``--reward-key`` or the like names a key."""
+    """Return a reward in slime's form: a number, or a map if a flag such as ``--reward-key`` sets a key."""
     keys = {args.reward_key, getattr(args, "eval_reward_key", None) if evaluating else None}
     return {key: reward for key in keys if key} or reward
 
 
 def import_path(path: str) -> str:
-    """Return slime's ``package.module.function`` as ``package.module:function``."""
+    """Convert slime's ``package.module.function`` to ``package.module:function``."""
     module, _, name = path.rpartition(".")
     return path if ":" in path else f"{module}:{name}"
 
@@ -156,7 +156,7 @@ def _check_named(flag: str, path: str | None, named: Collection[str | None], key
 
 
 def _check_reward(args: Namespace, flag: str, path: str | None, config: Config) -> None:
-    """Raise ConfigError unless workers may call the function, and read its number under the key that slime reads."""
+    """Raise ConfigError unless workers may call the function and read its number under slime's key."""
     reward = config.reward
     _check_named(flag, path, [*reward.names, *config.worker.rewards], "reward.function, or add it to worker.rewards,")
     keys = {args.reward_key, getattr(args, "eval_reward_key", None)} if path is not None else set()

@@ -1,14 +1,13 @@
-"""A rollout function for slime's own RolloutManager.
+"""Provide a rollout function for slime's own RolloutManager.
 
     --rollout-function-path penstock.consumers.adapters.slime_rollout.generate_rollout
 
     slime's data source ─> a prompt per group ─> a run's workers ─> slime's Samples, which slime converts and splits
-    slime's trainer ─weights on disk─> weights_written (links) ─> published before the next prompts are asked
+    slime's trainer ─weights on disk─> weights_written (links) ─> published before the next prompts are submitted
 
 From slime's configuration (``--custom-config-path``, a YAML file) it reads ``penstock_run``, the name of a run, or
-``penstock_config``, the path of its run.yaml. The run needs a Redis, ``penstock buffer`` and ``penstock worker``s, and
-neither producer nor trainer. Its workers compute the rewards, and call the functions that slime's flags name
-(slime_flags.py).
+``penstock_config``, the path of its run.yaml. The run needs a Redis, ``penstock buffer`` and ``penstock worker``s, but
+no producer or trainer. The workers compute the rewards and call the functions of slime's flags (slime_flags.py).
 """
 
 import atexit
@@ -38,22 +37,22 @@ from penstock.consumers.adapters.slime_flags import (
 from penstock.errors import ConfigError
 from penstock.redis.saved_config import config_of
 
-#: Name of the subscription, and of the dataset of its prompts.
+#: Name of the subscription and of the dataset of its prompts.
 NAME = "slime"
 #: Folders of linked weights, next to slime's own.
 LINKED = "penstock_"
 
 
 def generate_rollout(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """Return the groups of one rollout, or slime's evaluation; called by slime. Blocks until all answers arrived.
+    """Generate the groups of one rollout, or slime's evaluation; called by slime. Blocks until all answers arrived.
 
     Training: ``rollout_batch_size`` groups of ``data_source`` that pass ``dynamic_sampling_filter_path``. Evaluation:
-    all of ``eval_datasets``, as lane eval. ``rollout_sample_filter_path`` and ``rollout_all_samples_process_path`` are
-    called as slime calls them.
+    all of ``eval_datasets``, in lane eval. ``rollout_sample_filter_path`` and ``rollout_all_samples_process_path`` are
+    called like in slime.
 
     Raises:
-        ConfigError: no run is named, or a flag would have no effect (slime_flags.py); workers sampled at another
-            temperature than ``--rollout-temperature`` (T6); a prompt holds more than text, or has an answer already.
+        ConfigError: the run is missing, a flag would have no effect (slime_flags.py), workers sampled at another
+        temperature than ``--rollout-temperature`` (T6), or a prompt is not only text or already has an answer.
         ProtocolError: a prompt is dead-lettered, with the reason.
     """
     return _rollouts(args).evaluate() if evaluation else _rollouts(args).generate(rollout_id, data_source)
@@ -62,7 +61,7 @@ def generate_rollout(args: Namespace, rollout_id: int, data_source: Any, evaluat
 def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence[Any]) -> None:
     """Link the weights that slime wrote until they are published (``--custom-update-weight-post-write-path``).
 
-    slime deletes its folder once its own engines have loaded it; the links are next to it. Every rank calls this.
+    slime deletes its folder once its own engines have loaded it, so the links are next to it. Every rank calls this.
     Raises ConfigError if slime writes deltas instead of complete weights.
     """
     import torch.distributed as dist
@@ -72,7 +71,7 @@ def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence
         return
     written = Path(version_dir)
     linked = written.with_name(LINKED + written.name)
-    # Links of killed processes on this host: only one process writes.
+    # Remove links of killed processes; only one process on this host writes.
     for left in written.parent.glob(f".{LINKED}*"):
         shutil.rmtree(left, ignore_errors=True)
     temporary = linked.with_name(f".{linked.name}")
@@ -84,7 +83,7 @@ def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence
 
 
 class SlimeRollouts:
-    """Connections of slime's rollouts to a run's buffer, for the life of the process."""
+    """Connect slime's rollouts to a run's buffer for the life of the process."""
 
     def __init__(self, args: Namespace, config: Config) -> None:
         from slime.utils.processing_utils import load_tokenizer
@@ -97,7 +96,7 @@ class SlimeRollouts:
         self._eval.__enter__()
 
     def close(self) -> None:
-        """Release the subscriptions. Blocks shortly."""
+        """Release the subscriptions. Blocks briefly."""
         self._eval.close()
         self._train.close()
 
@@ -127,7 +126,7 @@ class SlimeRollouts:
         for groups in (kept, everything):
             groups.sort(key=lambda group: _each(group)[0].index)
         if any(isinstance(one, list) for group in kept for one in group):
-            # slime flattens levels of lists, which must be equally many everywhere.
+            # slime flattens nested lists, which must have the same depth everywhere.
             kept = [[one if isinstance(one, list) else [one] for one in group] for group in kept]
         if path := getattr(args, "rollout_sample_filter_path", None):
             load_function(path)(args, kept)
@@ -180,7 +179,7 @@ class SlimeRollouts:
         return groups
 
     def _publish(self, rollout_id: int) -> None:
-        """Publish the newest weights that slime wrote, unless they are published already."""
+        """Publish the newest weights that slime wrote, unless already published."""
         folder = self._args.update_weight_disk_dir
         found = _linked(Path(folder)) if folder else []
         if not found:
@@ -201,9 +200,9 @@ class SlimeRollouts:
     def _answer(
         self, lane: Requests, groups: Sequence[Sequence[Any]], sampling: dict[str, Any], dataset: Any = None
     ) -> tuple[list[list[Any]], list[list[RowArrays]]]:
-        """Return ``groups``, which have their prompts, with answers, and the rows of each group.
+        """Fill ``groups`` of prompts with answers; return them with the rows of each group.
 
-        An answer is the sample, filled; or a list of copies if it has several parts.
+        An answer is the filled sample, or a list of copies if it has several parts.
         """
         requests = [self._request(lane, group, sampling, dataset) for group in groups]
         answers = lane.answer(requests, takes_parts=True)
@@ -225,7 +224,7 @@ class SlimeRollouts:
         )
 
     def _filled(self, sample: Any, rows: Sequence[RowArrays], lane: Requests) -> Any:
-        """Return the sample with its answer, or copies with the parts of it: one rollout of slime's."""
+        """Return the sample with its answer, or copies with its parts as one rollout of slime."""
         evaluating = lane is self._eval
         if len(rows) == 1:
             self._fill(sample, rows[0], rows[0].row.reward, evaluating=evaluating)
@@ -268,7 +267,7 @@ class SlimeRollouts:
 
 
 def _each(group: Sequence[Any]) -> list[Any]:
-    """Return the samples of a group, those of an answer of several parts one by one."""
+    """Return the samples of a group, with the parts of an answer as separate samples."""
     return [one for answer in group for one in (answer if isinstance(answer, list) else [answer])]
 
 
@@ -278,7 +277,7 @@ def _number(reward: Any) -> Any:
 
 
 def _linked(folder: Path) -> list[Path]:
-    """Return linked weights, newest last: by time, because slime counts from 1 again after a restart."""
+    """Return linked weights, newest last, by time, because slime counts from 1 again after a restart."""
     return sorted(folder.glob(f"{LINKED}*"), key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -286,7 +285,7 @@ _made: dict[str, SlimeRollouts] = {}
 
 
 def _rollouts(args: Namespace) -> SlimeRollouts:
-    """Return the process's rollouts, created at the first call and closed at exit."""
+    """Return the rollouts of the process, created on the first call and closed at exit."""
     run, path = getattr(args, "penstock_run", None), getattr(args, "penstock_config", None)
     key = f"{path}:{run}"
     if key not in _made:

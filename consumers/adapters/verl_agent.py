@@ -1,6 +1,6 @@
-"""verl's agent loop with the run's own rewards: ``actor_rollout_ref.rollout.agent.default_agent_loop=penstock``.
+"""Run verl's agent loop with the run's rewards: ``actor_rollout_ref.rollout.agent.default_agent_loop=penstock``.
 
-verl's other loops work as well, but compute rewards in verl: they ask its server for tokens alone.
+verl's other loops also work, but only request tokens from the server and compute rewards in verl.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ class PenstockAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Run one job per answer; the run's workers compute rewards and run environments of several turns."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Return the answer to ``raw_prompt``; the reward gets ``reward_model["ground_truth"]`` as its label.
+        """Answer ``raw_prompt``; the reward gets ``reward_model["ground_truth"]`` as its label.
 
-        Raises ConfigError if the prompt holds images or the like, and the errors of ``PenstockServer.generate``.
+        Raises ConfigError if the prompt has other data than text, and the errors of ``PenstockServer.generate``.
         """
         messages = list(kwargs["raw_prompt"])
         prompt_ids = await self.ct_build_initial_tokens(messages)

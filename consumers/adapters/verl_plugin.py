@@ -20,8 +20,8 @@ def _replica() -> Any:
     return PenstockReplica
 
 
-# verl has a function that registers a replica, but none for the worker's side of it.
+# verl has a function to register a replica, but none for its worker side.
 _ROLLOUT_REGISTRY[(NAME, "async")] = "penstock.consumers.adapters.verl_replica.PenstockAdapter"
 RolloutReplicaRegistry.register(NAME, _replica)
-# Its agent loop, which registers itself.
+# Importing the agent loop registers it.
 importlib.import_module("penstock.consumers.adapters.verl_agent")

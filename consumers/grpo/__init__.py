@@ -1,1 +1,1 @@
-"""The reference trainer: GRPO."""
+"""Train with GRPO: the reference trainer."""

@@ -33,12 +33,12 @@ class Checkpoint:
     step: int
     #: ``GRPO.state_dict()`` of every rank, in order of ranks.
     learner: list[dict[str, Any]]
-    #: ``Trainer.state_dict()``.
+    #: Result of ``Trainer.state_dict()``.
     trainer: dict[str, Any]
     rng: dict[str, Any]
 
     def restore_rng(self) -> None:
-        """Restore the random generators of Python and torch."""
+        """Restore the random number generators of Python and torch."""
         version, words, gauss = self.rng["python"]
         random.setstate((version, tuple(words), gauss))
         torch.set_rng_state(self.rng["torch"])
@@ -63,22 +63,22 @@ def save(
     keep: int = 2,
     shards: Sequence[str] = (),
 ) -> Path:
-    """Write a checkpoint, durable when this returns, and delete all but the last ``keep``.
+    """Write a checkpoint durably, and delete all but the last ``keep``.
 
     Args:
-        learner: ``GRPO.state_dict()``: tensors, numbers, strings, lists and maps of them.
-        trainer: ``Trainer.state_dict()``, of the same kinds.
+        learner: result of ``GRPO.state_dict()``: tensors, numbers, strings, and lists and maps of them.
+        trainer: result of ``Trainer.state_dict()``, with the same types.
         shards: what ``save_shard`` returned on the other ranks, in order of ranks.
 
     Raises:
-        DiskFull: there is no room; it may be tried again.
-        PenstockError: the disk refuses. Either way the checkpoints before are as they were.
+        DiskFull: the disk is full; the call may be retried.
+        PenstockError: writing failed. Earlier checkpoints are unchanged in both cases.
     """
     content = {"step": step, "learner": learner, "trainer": trainer, "rng": _rng(), "shards": list(shards)}
     path = _save(Path(folder), step, "", content)
     earlier = [file for file in _files(path.parent) if _step(file) < step]
     kept = {_step(file) for file in earlier[-keep + 1 :]} if keep > 1 else set()
-    # Checkpoints of this step or later belong to an abandoned future.
+    # Other checkpoints of this step or later belong to an abandoned lineage.
     for file in path.parent.glob("step*.pt"):
         is_ours = _NAME.fullmatch(file.name) or _SHARD_NAME.fullmatch(file.name)
         if is_ours and file.name not in {path.name, *shards} and _step(file) not in kept:
@@ -108,7 +108,7 @@ def _save(directory: Path, step: int, kind: str, content: dict[str, Any]) -> Pat
 
 
 class _Stream:
-    """A file that remembers why it could not be written: torch says only that it was not."""
+    """Record the cause of a failed write, which torch does not report."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -142,21 +142,21 @@ def latest(
     at_most: int | None = None,
     fits: Callable[[dict[str, Any]], bool] = lambda trainer: True,
 ) -> Checkpoint | None:
-    """Return the newest complete checkpoint that fits, or None if there is none at all; log those that are skipped.
+    """Return the newest complete checkpoint that fits, or None without checkpoints; log skipped checkpoints.
 
     Args:
         at_most: newest step to consider.
         fits: called with ``Trainer.state_dict()`` of a checkpoint; returns whether a rewind to it is possible.
 
     Raises:
-        PenstockError: there are checkpoints, and every one is damaged or none fits.
+        PenstockError: all checkpoints are damaged, or none fits.
     """
     files = [path for path in _files(Path(folder)) if at_most is None or _step(path) <= at_most]
     beyond: list[Path] = []
     for path in reversed(files):
         try:
             found = _load(path)
-        except Exception as exc:  # torch.load raises nearly anything on damaged bytes
+        except Exception as exc:  # torch.load may raise any exception for damaged data
             log.warning("checkpoint %s is damaged (%s); trying the one before.", path, exc)
             continue
         if fits(found.trainer):

@@ -1,9 +1,9 @@
-"""Functions of section ``hooks`` that the reference trainer calls. What one raises ends the run with a sentence.
+"""Call the functions of section ``hooks`` for the reference trainer; their exceptions end the run with an error.
 
     batch ─> rewards ─> samples ─> postprocess ─> step ─> rollout_log       evaluations ─> eval_log, between two steps
 
-``rewards`` and ``samples`` are called on every rank with the rows of the complete batch, and must return the same: the
-ranks compare the results before the step (T11, T14).
+``rewards`` and ``samples`` are called on every rank with the rows of the complete batch, and must return equal results,
+which ranks compare before the step (T11, T14).
 """
 
 import hashlib
@@ -29,10 +29,10 @@ Rows = list[dict[str, Any]]
 
 
 class TrainingHooks:
-    """The hooks of one rank.
+    """Call the hooks of one rank.
 
     Raises:
-        ConfigError: a function cannot be imported, or has the wrong signature.
+        ConfigError: a function cannot be imported, or has a wrong signature.
     """
 
     def __init__(self, config: Config) -> None:
@@ -47,7 +47,7 @@ class TrainingHooks:
         self._evaluations: Rows = []
 
     def prepare(self, batch: Batch) -> str:
-        """Set advantages and loss of ``batch`` as the hooks return; return a digest of them, '' without hooks.
+        """Apply the hooks' advantages and removed loss to ``batch``; return a digest of them, '' without hooks.
 
         Raises:
             HookError: a hook raised, or returned an invalid value.
@@ -71,7 +71,7 @@ class TrainingHooks:
         return None if hook is None else asking(hook, self._args, _call)
 
     def trained(self, step: int, row: dict[str, Any], batch: Batch, seconds: float) -> bool:
-        """Report a step; return True if the hook replaces the trackers. Raises HookError."""
+        """Report a step to the hook; return whether it replaces the trackers. Raises HookError."""
         hook = self._hooks.get("rollout_log")
         if hook is None:
             return False
@@ -87,7 +87,7 @@ class TrainingHooks:
                 self._evaluations += rows
 
     def tell_evaluations(self) -> None:
-        """Report the evaluations since the last call, in this thread. Raises HookError."""
+        """Report the evaluations since the last call from this thread. Raises HookError."""
         with self._lock:
             rows, self._evaluations = self._evaluations, []
         for version, some in groupby(rows, key=lambda row: int(row["version"])):
@@ -141,5 +141,5 @@ def _call(hook: Hook, *values: Any) -> Any:
 
 
 def _samples(batch: Batch) -> list[Any]:
-    """Return slime's samples of a batch: without tokens and texts, which a rank has only for its own share."""
+    """Return slime's samples of a batch without tokens and texts, which a rank has only for its own share."""
     return [of_row(row, i, row.length - row.prompt_length, rollout_id=i) for i, row in enumerate(batch.all_rows)]

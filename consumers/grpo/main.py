@@ -1,4 +1,4 @@
-"""The processes of the reference trainer: one per rank, each with its training loop (loop.py).
+"""Run the processes of the reference trainer, one per rank, each with its training loop (loop.py).
 
 Rank 0 owns the subscription, publishes, checkpoints and reports. A rank that fails ends the others.
 """
@@ -35,10 +35,10 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
 
 
 def _run_in_group(config: Config, rank: int, local_rank: int, rendezvous: str) -> int:
-    """Run one of several ranks, the ``local_rank``-th of this host. Blocks; returns its exit code."""
+    """Run one of several ranks, with index ``local_rank`` on this host. Blocks; returns its exit code."""
     backend = "gloo" if config.trainer.device == "cpu" else "nccl"
     if config.trainer.device == "cuda":
-        # "cuda" names the current device: one for each rank, or all would share the first.
+        # "cuda" means the current device: set one per rank, or all would share the first.
         torch.cuda.set_device(local_rank)
     try:
         if (sender := sender_of(config.trainer.transport)) is not None:
@@ -47,7 +47,7 @@ def _run_in_group(config: Config, rank: int, local_rank: int, rendezvous: str) -
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size)
         return _run_rank(config, rank, size)
     except PenstockError as exc:
-        # A rank is a separate process: log the error here.
+        # A rank is a separate process, so log the error here.
         log.error("%s", exc)
         return EXIT_CONFIG if isinstance(exc, ConfigError) else 1
     finally:
@@ -69,7 +69,7 @@ def _run_rank(config: Config, rank: int, size: int) -> int:
 
 
 def main(config: Config) -> int:
-    """Train. Blocks; returns 0 when all steps are done or the data has ended.
+    """Train until all steps are done or the data has ended, then return 0. Blocks.
 
     Raises ConfigError if torchrun started another number of ranks than ``trainer.dp_size``.
     """
@@ -101,9 +101,9 @@ def main(config: Config) -> int:
 
 
 def _join(ranks: list[Any]) -> int:
-    """Wait for all ranks; one that fails ends the others, which would wait for it forever.
+    """Wait for all ranks; stop the others if a rank fails, because they would wait for it forever.
 
-    A stopped rank ends none: they all agreed to stop, and rank 0 may still write the checkpoint.
+    A stopped rank does not stop the others: all ranks agreed to stop, and rank 0 may still write the checkpoint.
     """
     while any(rank.is_alive() for rank in ranks):
         for rank in ranks:

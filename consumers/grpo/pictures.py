@@ -1,8 +1,8 @@
-"""Pass images of a batch to the model: the output of the workers' image processor, beside the tokens.
+"""Pass images of a batch, processed by the workers, to the model with the tokens.
 
-    batch.side(pixel_values, image_grid_thw) ─> micro-batch: those of its samples, laid end to end ─> the model's call
+    batch.side(pixel_values, image_grid_thw) ─> micro-batch: concatenated arrays of its samples ─> model call
 
-A sample's tokens contain placeholders of each image already, as many as the engine inserted.
+A sample's tokens already contain the image placeholders that the engine inserted.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ IMAGES_ELSEWHERE = "images_elsewhere"
 
 
 def auto_class(path: str) -> Any:
-    """Return the class that loads the model in a folder: including its vision tower, if it has one."""
+    """Return the class that loads the model in a folder, including its vision tower if present."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if "vision_config" in read_config(path) else AutoModelForCausalLM
 
 
 def add_images(batch: Batch, parts: Sequence[Sequence[Micro]]) -> None:
-    """Add to micro-batches the images of their samples, if the batch has any. Blocks for their bytes.
+    """Add the images of a batch, if any, to the micro-batches of their samples. Blocks for their bytes.
 
     Raises:
-        PayloadError: an image is gone, or damaged.
+        PayloadError: an image is gone or damaged.
     """
     if not batch.has_side(PIXEL_VALUES):
         return

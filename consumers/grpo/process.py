@@ -1,11 +1,10 @@
-"""Process supervision: rewards of steps become advantages of tokens (Shao et al. 2024, arXiv 2402.03300, 4.1.3).
+"""Turn rewards of steps into advantages of tokens: process supervision (Shao et al. 2024, arXiv 2402.03300, 4.1.3).
 
     step rewards of a group, on all ranks ─> r̃ = (r - m) / (s + 1e-6) ─> A_t = weight * sum of r̃ of steps that end at
     token t or later
 
-m and s are the mean and the unbiased standard deviation of the rewards of all steps of a group's samples, but for those
-that never bore loss: the same whatever rank has which sample (T11). A group with one step in all has nothing to compare
-it with: its r̃ is 0.
+m and s are the mean and the unbiased standard deviation of the rewards of all steps in a group, without samples that
+never bore loss, independent of the split over ranks (T11). In a group with a single step, r̃ is 0.
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ _GPUS = ("cuda", "xpu", "npu", "hpu")
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of the forward and backward pass for a value of ``trainer.dtype``.
+    """Return the dtype of the forward and backward pass for a value of ``trainer.dtype``.
 
-        master weights, gradients, optimizer    float32, whatever type the engines use
+        master weights, gradients, optimizer    float32, regardless of the engines' dtype
         forward and backward pass               trainer.dtype: bfloat16 autocast on a GPU, float32 elsewhere
 
     A bfloat16 weight has 8 significant bits: a step below 1/512 of its value changes nothing. At a learning rate of
@@ -50,13 +49,13 @@ def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager
 
 
 def enable_tf32(name: str, device: torch.device) -> None:
-    """Let the float32 matrix products of this process use TF32 on a GPU, unless ``trainer.dtype`` is float32."""
+    """Enable TF32 for float32 matrix products on a GPU, unless ``trainer.dtype`` is float32."""
     if name != "float32" and device.type in _GPUS:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
 
 
-#: Row of the batch -> [S, 2] index in the response and reward of each of its steps.
+#: Row of the batch -> [S, 2] response index and reward of each step.
 Steps = dict[int, NDArray[np.float64]]
 
 
@@ -65,12 +64,12 @@ def give_advantages(
 ) -> None:
     """Write the advantages of this rank's tokens into the micro-batches ``parts``.
 
-    With several ranks it blocks until all have called it.
+    Collective: with several ranks, blocks until all have called it.
 
     Raises:
         ProtocolError: no sample of the batch has rewards of steps.
-        PayloadError: one of whose reward is learned has none, or what it has are none.
-        PenstockError: another rank cannot read its own.
+        PayloadError: a sample whose reward counts has no or invalid rewards of steps.
+        PenstockError: another rank failed to read its share.
     """
     check_steps(batch)
     found = ranks.all_or_none(lambda: _steps_of(batch), f"batch {batch.n}")
@@ -87,7 +86,7 @@ def give_advantages(
 
 
 def check_steps(batch: Batch) -> None:
-    """Raise if a row whose reward counts has no rewards of steps; uses the rows of all ranks, so that all stop."""
+    """Raise if a row whose reward counts lacks rewards of steps; checks the rows of all ranks, so that all raise."""
     if not batch.has_side(STEP_REWARDS):
         raise ProtocolError(
             f"trainer.process needs the side array {STEP_REWARDS!r} of each sample, and those of batch {batch.n} have "
@@ -97,7 +96,7 @@ def check_steps(batch: Batch) -> None:
 
 
 def _steps_of(batch: Batch) -> Steps:
-    """Return the steps of this rank's rows that have some and whose reward counts."""
+    """Return the steps of this rank's rows whose reward counts."""
     found = {}
     for index, row, array in zip(batch.indices, batch.rows, batch.side(STEP_REWARDS), strict=True):
         if array is None or row.masked:
@@ -141,7 +140,7 @@ def _normalised(steps: Steps, groups: Sequence[int], ranks: Ranks) -> Steps:
 
 
 def _advantages(row: Row, length: int, steps: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """Return [L] the sum of r̃ of the steps that end with a token or later."""
+    """Return [L] the sum of r̃ of the steps that end at or after each token."""
     ends = np.zeros(length)
     if steps is not None:
         np.add.at(ends, row.prompt_length + steps[:, 0].astype(np.int64), steps[:, 1])

@@ -1,4 +1,4 @@
-"""Collective operations of the reference trainer's data-parallel ranks; a single rank never blocks."""
+"""Provide collective operations of the reference trainer's data-parallel ranks; a single rank never blocks."""
 
 import logging
 from collections.abc import Callable
@@ -16,11 +16,11 @@ Made = TypeVar("Made")
 
 
 class Ranks:
-    """All ranks of one process group. With several, every method blocks until all of them have called it.
+    """Exchange data in one process group. With several ranks, every method blocks until all have called it.
 
     Args:
         size: number of ranks; more than 1 needs torch.distributed to be initialised.
-        group: None is the default group.
+        group: process group; None: the default group.
         device: device of the exchanged tensors.
     """
 
@@ -43,20 +43,20 @@ class Ranks:
         return bool(found)
 
     def all_or_none(self, make: Callable[[], Made], what: str) -> Made:
-        """Return the result of ``make`` if it succeeds on every rank; else raise on all, so that none blocks.
+        """Return the result of ``make`` if it succeeds on every rank; otherwise raise on all ranks.
 
         Args:
-            what: name of what it reads, for messages.
+            what: description of the data for messages.
 
         Raises:
-            PenstockError: it raised on another rank only.
-            Exception: raised by ``make`` on this rank.
+            PenstockError: ``make`` raised on another rank only.
+            Exception: error of ``make`` on this rank.
         """
         try:
             made = make()
         except Exception as exc:
             if self.size > 1:
-                # Before another rank's exit, which may end this one.
+                # Log before another rank exits, which may end this one.
                 log.error("%s cannot be trained: %s", what, exc)
             self.any(True)
             raise

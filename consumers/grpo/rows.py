@@ -1,8 +1,8 @@
-"""Rows that a run's parts write into its folder, and their aggregates.
+"""Read and aggregate the rows that a run's processes write into its folder.
 
-``steps.jsonl`` and ``eval.jsonl`` are the trainer's. After a rewind steps repeat: a repeated step replaces the earlier
-row of it and of all later ones, whose weights are abandoned.
-``queue.jsonl`` is the launcher's, a row per second.
+The trainer writes ``steps.jsonl`` and ``eval.jsonl``. After a rewind steps repeat: a repeated step replaces its earlier
+row and all later rows, whose weights are abandoned.
+The launcher writes ``queue.jsonl``, a row per second.
 """
 
 import json
@@ -21,22 +21,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All rows of a run."""
+    """Hold all rows of a run."""
 
-    #: By step, ascending, each step once; those of the weights that the trainer has now.
+    #: Steps of the trainer's current lineage, ascending, each once.
     steps: list[Row]
-    #: By version, ascending, each (dataset, version) once.
+    #: Evaluations by ascending version, each (dataset, version) once.
     evals: list[Row]
-    #: By time.
+    #: Queue rows by time.
     queue: list[Row]
 
 
-#: Types that a field must be of for its row to count.
+#: Types of numeric fields; rows with other types are ignored.
 _NUMBER = (int, float)
 
 
 def read_rows(run_dir: Path) -> Rows:
-    """Read the three files; an absent one has no rows."""
+    """Read the three files; a missing file has no rows."""
     steps: list[Row] = []
     for row in _read(run_dir / "steps.jsonl", {"step": _NUMBER}):
         while steps and steps[-1]["step"] >= row["step"]:
@@ -89,7 +89,7 @@ def of_steps(config: Config, rows: Rows) -> dict[str, Any]:
 
 
 def headline(config: Config, evals: list[Row]) -> list[Row]:
-    """Return rows of the first dataset under ``data.eval``, or of any."""
+    """Return the rows of the first dataset of ``data.eval``, or else of the first row's dataset."""
     first = config.data.eval[0].name if config.data.eval else (evals[0]["dataset"] if evals else None)
     return [row for row in evals if row["dataset"] == first]
 
@@ -103,7 +103,7 @@ def _known(rows: Iterable[Row], key: str) -> list[Row]:
 
 
 def _mean_over_tokens(rows: Iterable[Row], key: str) -> float | None:
-    """Return the mean over all loss tokens of a figure that is such a mean in each row."""
+    """Return the mean over all loss tokens of a field that is a mean over loss tokens in each row."""
     known = _known(rows, key)
     weighted = sum(float(row[key]) * float(row.get("loss_tokens") or 0) for row in known)
     return ratio(weighted, _sum(known, "loss_tokens"))

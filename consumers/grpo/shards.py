@@ -1,4 +1,4 @@
-"""A policy held in parts by the data-parallel ranks (FSDP2): each has 1/N of weights, gradients and optimizer state.
+"""Shard a policy over the data-parallel ranks (FSDP2): each has 1/N of weights, gradients and optimizer state.
 
 A checkpoint has the shards of all ranks. They are joined and split anew, so that a run can continue with any number of
 ranks.
@@ -18,12 +18,12 @@ from penstock.consumers.grpo.policy import Policy
 
 
 def shard(policy: Policy, device: torch.device | None = None) -> None:
-    """Leave each rank 1/N of every parameter. Call it on all ranks, before the optimizer is made; blocks for them.
+    """Shard every parameter over all ranks. Call it on all ranks before creating the optimizer. Blocks.
 
     Args:
         device: where the shards go, layer by layer, so that it never holds the complete policy; None: where they are.
 
-    Layers are gathered one at a time, for their forward and their backward pass; gradients are averaged over the ranks.
+    Layers are gathered one at a time for their forward and backward pass; gradients are averaged over the ranks.
     """
     device = device or next(policy.parameters()).device
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -38,7 +38,7 @@ def is_sharded(module: torch.nn.Module) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, or the tensor if it is whole."""
+    """Return this rank's part of a sharded tensor, or an unsharded tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

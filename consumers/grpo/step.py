@@ -1,12 +1,12 @@
-"""The reference trainer step: GRPO on one batch, data parallel, with exact denominators.
+"""Make GRPO optimizer steps on a batch, data parallel, with exact denominators.
 
-    per batch                   minibatches x epochs optimizer steps; with several, log π_old of all of it first (T9)
-    per optimizer step          a minibatch of whole groups, divided by its own counts over all ranks          (T10)
+    per batch                   minibatches x epochs optimizer steps; with several, log π_old of the batch first (T9)
+    per optimizer step          a minibatch of complete groups, divided by its counts over all ranks           (T10)
     per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / denominator of all ranks
     over ranks                  gradients are averaged by the backward pass (shards), so that dp_size cancels
-    then                        clip by norm, warm-up, optimizer; a norm that is not finite skips the step
+    then                        clip by norm, warm-up, optimizer; a non-finite norm skips the step
 
-The split into ranks and micro-batches therefore changes nothing but rounding.
+The split into ranks and micro-batches therefore only affects rounding.
 """
 
 import logging
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 
 def check_reference(batch: Batch) -> None:
-    """Raise PayloadError if a row whose reward counts has no logprobs of a reference, and others have.
+    """Raise PayloadError if a row whose reward counts lacks reference logprobs that others have.
 
-    Uses the rows of all ranks, so that all of them stop. If no row has any, ``side_of`` raises.
+    Checks the rows of all ranks, so that all raise. If no row has reference logprobs, ``side_of`` raises.
     """
     if batch.has_side(REFERENCE_LOGPROBS):
         layout.check_sides(batch.all_rows, [not row.masked for row in batch.all_rows], REFERENCE_LOGPROBS, batch.n)
@@ -51,12 +51,12 @@ def check_reference(batch: Batch) -> None:
 def distances(
     batch: Batch, micros: Iterable[dict[str, Any]], kind: KLEstimator, device: torch.device | None = None
 ) -> Tensor:
-    """Return [3, N] for this rank's rows among the N of the complete batch, float64 on ``device``, 0 for other rows.
+    """Return [3, N] float64 on ``device`` for this rank's rows of the complete batch's N rows; 0 for other rows.
 
-    Summed estimate over the generated tokens, the same over the loss tokens, and 1 if the payload is lost.
+    Entries are the estimate summed over generated tokens, summed over loss tokens, and 1 if the payload is lost.
 
     Args:
-        micros: all rows of this rank on that device, with the logprobs of the reference.
+        micros: all rows of this rank on that device, with reference logprobs.
     """
     found = torch.zeros(3, len(batch.all_rows), dtype=torch.float64, device=device)
     for micro in micros:
@@ -71,14 +71,13 @@ def distances(
 
 
 def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
-    """Subtract the distance to the reference policy from each reward of a batch (T11); the same on every rank.
+    """Subtract the distance to the reference policy from each reward of a batch (T11), equally on every rank.
 
         every rank, its own rows ─> distances ─> sum over the ranks ─> take_off ─> advantages of complete groups
 
-    The distance of a sample is the sum over all generated tokens of its rows, whether or not they bear loss, including
-    masked, expired and removed ones. Its reward is compared with those of its group, and was given for the complete
-    answer; a distance over the loss tokens would favour answers of which more is masked. The distance of a sample with
-    a lost payload is unknown: it is not compared with others.
+    The distance of a sample is the sum over all generated tokens of its rows, including masked, expired and removed
+    tokens, because its reward is for the complete answer; a distance over loss tokens would favour answers with more
+    masked tokens. A sample with a lost payload has an unknown distance and is not compared with others.
 
     Args:
         found: ``distances``, added up over all ranks.
@@ -97,25 +96,25 @@ def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
 Micro = dict[str, Any]
 
 #: Effect of rounding between a bfloat16 engine and a trainer on a sample's mean log ratio: 0.003 to 0.008 for
-#: a model of 135M; that of a token is moved by several times as much (docs/trainer.md).
+#: a model of 135M; the log ratio of a token changes by several times as much (docs/trainer.md).
 ROUNDING = 5e-3
-#: An optimizer step whose gradient is not finite is skipped; after so many batches in a row with one the run stops.
+#: Number of consecutive batches with a skipped step (non-finite gradient) after which the run stops.
 MAX_SKIPPED = 3
 
 
 class GRPO:
-    """Makes optimizer steps on batches. Every rank passes ``step`` its share of a batch.
+    """Make optimizer steps on batches. Every rank passes its share of a batch to ``step``.
 
     Args:
         model: a Hugging Face causal language model without dropout, its weights float32 (bfloat16 weights lose small
             steps, which is warned of); with several ranks a ``Policy`` of it that ``shards.shard`` has split.
-        optimizer: over its parameters; its learning rates are those after the warm-up.
+        optimizer: optimizer of its parameters, with the learning rates after the warm-up.
         config: loss, correction, clips, aggregation, warm-up, ``minibatches``, ``epochs``, ``max_tokens``, ``dtype``.
-        dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
-        process_group: of those ranks; None is the default group.
-        max_samples: most samples of a micro-batch, beside ``config.max_tokens``.
-        reference: the policy that ``config.kl`` is to, which is never trained; None: batches bring its logprobs
-            (``rollout.reference``).
+        dp_size: number of ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
+        process_group: group of these ranks; None: the default group.
+        max_samples: maximum samples per micro-batch, in addition to ``config.max_tokens``.
+        reference: reference policy of ``config.kl``, which is never trained; None: batches have its logprobs
+        (``rollout.reference``).
     """
 
     def __init__(
@@ -136,38 +135,38 @@ class GRPO:
         self.dp_size = dp_size
         self.process_group = process_group
         self.max_samples = max_samples
-        #: Optimizer steps done.
+        #: Number of optimizer steps.
         self.steps = 0
-        #: Optimizer steps skipped since the start, because their gradient was not finite.
+        #: Number of optimizer steps skipped for a non-finite gradient.
         self.skipped = 0
-        #: Batches in a row of which an optimizer step was skipped, up to the last one that was trained.
+        #: Consecutive latest batches with a skipped optimizer step.
         self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
-        #: ``hooks.postprocess``: asked with the rows of each batch before its first optimizer step (``train_rows``).
+        #: Function of ``hooks.postprocess``, called with the rows of each batch before its first step (``train_rows``).
         self.postprocess: Ask | None = None
-        #: Type of the forward and backward pass.
+        #: dtype of the forward and backward pass.
         self.compute_dtype = process.compute_dtype(config.dtype, self.device)
         #: Computes log π_θ.
         self.policy = model if isinstance(model, Policy) else Policy(model, self.compute_dtype)
-        #: Whether each rank holds a part of the weights.
+        #: Whether the weights are sharded over the ranks.
         self.is_sharded = shards.is_sharded(self.model)
         if dp_size > 1 and not self.is_sharded:
             raise ConfigError("The policy of several ranks is split over them: call shards.shard(policy) first.")
         self._reference_policy = None if self.reference is None else Policy(self.reference, self.compute_dtype)
         self._changes = WeightChanges(one for one in model.parameters() if one.requires_grad)
         self._ranks = Ranks(dp_size, process_group, self.device)
-        #: Metrics of a step beside those of every run.
+        #: Additional metrics of a step.
         wanted = {"teacher_kl": config.distill, "ref_kl": config.kl if self._penalty_in("loss") else None}
         self._means = tuple(name for name, of in wanted.items() if of is not None)
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         _warn_of_narrow_clips(config)
 
     def step(self, batch: Batch) -> Figures:
-        """Make all optimizer steps on a batch, and return their metrics; equal on all ranks.
+        """Make all optimizer steps on a batch; return their metrics, equal on all ranks.
 
-        With more than one rank it blocks until all have called it, and one that cannot read its share stops all of
-        them. ``postprocess`` is called first, if set; an error of it is raised on every rank, and nothing is trained.
-        A minibatch without loss tokens is no step, and a batch without any changes nothing.
+        With several ranks it blocks until all have called it, and a rank that fails to read its share stops all.
+        ``postprocess`` is called first, if set; its errors are raised on every rank before training. Minibatches
+        without loss tokens are skipped, and a batch without loss tokens changes nothing.
 
         Returns:
             ``loss`` (token mean over all steps), ``optimizer_steps``, ``grad_norm`` and ``grad_norm_max`` (before the
@@ -228,7 +227,7 @@ class GRPO:
         )
 
     def _figures_of_no_step(self) -> Figures:
-        """Return the figures of a batch without any loss token."""
+        """Return the metrics of a batch without loss tokens."""
         return Totals(self.device, self._means).reduce(1, None) | {
             "grad_norm": None,
             "grad_norm_max": None,
@@ -240,7 +239,7 @@ class GRPO:
         }
 
     def _parts(self, batch: Batch) -> list[list[Micro]]:
-        """Return the micro-batches of each optimizer step, on the device; steps without loss tokens are left out."""
+        """Return the micro-batches of each optimizer step on the device, without steps that have no loss tokens."""
         parts = [
             [to_device(micro, self.device) for micro in part]
             for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
@@ -250,10 +249,10 @@ class GRPO:
         return [[self._with_reference(micro) for micro in part] for part in parts]
 
     def check_skipped(self) -> None:
-        """Raise after many skipped batches. Call it after the commit, or the last batch would be delivered again.
+        """Raise after too many skipped batches. Call it after the commit, or the last batch would be redelivered.
 
         Raises:
-            PenstockError: of ``MAX_SKIPPED`` batches in a row an optimizer step was skipped; names them.
+            PenstockError: ``MAX_SKIPPED`` consecutive batches had a skipped step; names the batches.
         """
         found = self.skipped_in_a_row
         if len(found) >= MAX_SKIPPED:
@@ -270,15 +269,15 @@ class GRPO:
         return [[self.logprobs(micro) for micro in part] for part in parts]
 
     def logprobs(self, micro: Micro) -> Tensor:
-        """Return [B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
+        """Return [B, L] log π_θ of the tokens at their sampling temperature, independent of padding."""
         found: Tensor = self.policy(micro)
         return found
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
-        """Return [B, L] loss per token by the configured loss and correction, and the penalty if it is in the loss.
+        """Return [B, L] loss per token with the configured loss, correction, and KL penalty if it is in the loss.
 
         Args:
-            old: log π_old; None: π_θ is π_old still.
+            old: log π_old; None if π_θ still equals π_old.
         """
         found, to_reference = self._policy_loss(micro, logprobs, old), self.config.kl
         if to_reference is None or to_reference.place != "loss":
@@ -292,7 +291,7 @@ class GRPO:
         advantages = self.advantages(micro, logprobs, old)
         if config.correction == "truncated":
             return losses.truncated(logprobs, behaviour, advantages, mask, cap)
-        # Only reinforce has none.
+        # Only reinforce has no clips.
         clips = (config.clip_low or 0.0, config.clip_high or 0.0)
         how: Any = {"loss": losses.RATIO_LOSSES[config.loss], "dual_clip": config.dual_clip}
         if config.correction == "bypass":
@@ -301,12 +300,12 @@ class GRPO:
         return losses.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
 
     def advantages(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
-        """Return [B, L] advantage of each token: that of its sample's reward, or the teacher's.
+        """Return [B, L] advantage of each token, from its sample's reward or the teacher.
 
-        Args: as for ``token_loss``.
+        Args: see ``token_loss``.
 
         Raises:
-            ProtocolError: a teacher is configured, and the batch has no logprobs of it.
+            ProtocolError: a teacher is configured, but the batch lacks its logprobs.
         """
         given: Tensor = micro["advantages"]
         if self.config.distill is None:
@@ -319,7 +318,7 @@ class GRPO:
         return losses.reverse_kl(policy, teacher, micro["loss_mask"])
 
     def proximal(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
-        """Return [B, L] log-probabilities of the proximal policy of the correction's ratio, without a gradient."""
+        """Return [B, L] log-probabilities of the proximal policy in the correction's ratio, without gradient."""
         if self.config.correction == "bypass":
             behaviour: Tensor = micro["logprobs"]
             return behaviour
@@ -329,14 +328,14 @@ class GRPO:
         return self.config.kl is not None and self.config.kl.place == place
 
     def _estimate(self, micro: Micro, logprobs: Tensor) -> Tensor:
-        """Return [B, L] distance of ``logprobs`` to those of the reference, on the tokens that bear loss."""
+        """Return [B, L] distance of ``logprobs`` to the reference on tokens that bear loss."""
         assert self.config.kl is not None
         reference = losses.side_of(micro, REFERENCE_LOGPROBS, "trainer.kl")
         return losses.estimate(logprobs, reference, micro["loss_mask"], self.config.kl.estimator)
 
     @torch.no_grad()
     def _with_reference(self, micro: Micro) -> Micro:
-        """Add the logprobs of our own reference to a micro-batch, if the penalty is in the loss."""
+        """Add logprobs of this process's reference to a micro-batch if the penalty is in the loss."""
         if self._reference_policy is not None and self._penalty_in("loss"):
             micro[REFERENCE_LOGPROBS] = self._reference_policy(micro)
         return micro
@@ -345,7 +344,7 @@ class GRPO:
     def _take_off_rewards(self, batch: Batch) -> Figures:
         """Subtract the penalty from the rewards of the complete batch, and compute advantages (T11).
 
-        Each rank has only its own tokens: with several it blocks until all have called it.
+        Collective, because each rank has only its own tokens: with several ranks, blocks until all have called it.
         """
         assert self.config.kl is not None
         if self.reference is None:
@@ -364,7 +363,7 @@ class GRPO:
             yield moved
 
     def denominator(self, micro: Micro) -> float:
-        """Return the divisor of this rank's sum over tokens, so that averaged gradients are the global mean (T10)."""
+        """Return the divisor of this rank's token sum, so that averaged gradients are the global mean (T10)."""
         whole = losses.denominator(micro["counts"], self.config.aggregation, self.config.constant_tokens)
         return whole / self.dp_size
 
@@ -405,10 +404,10 @@ class GRPO:
             totals.add_mean("ref_kl", self._estimate(micro, now))
 
     def apply(self, batch: Batch) -> float:
-        """Clip, warm up and step, or skip if not finite; return the norm before the clip."""
+        """Clip, warm up and step, or skip the step if the norm is not finite; return the norm before the clip."""
         found = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
-        # The norm is of averaged gradients, but ranks must decide alike: rank 0 decides for all.
+        # All ranks must make the same decision, even if rounding makes their norms differ.
         if self._ranks.any(not math.isfinite(norm)):
             self._skip(batch, norm)
             return norm
@@ -423,14 +422,14 @@ class GRPO:
         return norm
 
     def _skip(self, batch: Batch, norm: float) -> None:
-        """Skip the step, and count it."""
+        """Skip the step and count it."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skipped += 1
         if batch.dp_rank == 0:
             log.warning("batch %d: the norm of its gradient is %s; this optimizer step is skipped", batch.n, norm)
 
     def _count_batch(self, n: int, skipped: int) -> None:
-        """Count a batch once, however many of its optimizer steps were skipped and however often it is delivered."""
+        """Count a batch once, regardless of its number of skipped steps and deliveries."""
         if not skipped:
             self.skipped_in_a_row.clear()
         elif n not in self.skipped_in_a_row:
@@ -451,5 +450,5 @@ def _warn_of_narrow_clips(config: TrainerConfig) -> None:
 
 
 def to_device(micro: Micro, device: torch.device) -> Micro:
-    """Return a micro-batch with its tensors on a device."""
+    """Move the tensors of a micro-batch to a device."""
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in micro.items()}

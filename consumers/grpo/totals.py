@@ -1,11 +1,11 @@
-"""Metrics of the optimizer steps on one batch: sums over its loss tokens, kept on the device until read once.
+"""Accumulate metrics of the optimizer steps on a batch as sums over loss tokens on the device, read once.
 
-With r = π_θ / μ of a token when it is trained (μ the behaviour policy):
+With r = π_θ / μ of a token at its training step (μ the behaviour policy):
 
-- ``ess``: (Σ r)² / (N Σ r²), the share of tokens that these weights are worth (Kong 1992); 1 where π_θ is μ
+- ``ess``: (Σ r)² / (N Σ r²), the effective sample size as a share of tokens (Kong 1992); 1 if π_θ is μ
 - ``k3``: mean of r - 1 - log r, an estimate of KL(μ || π_θ) that is never negative (Schulman 2020, "Approximating KL
   divergence")
-- quantiles of r out of a histogram of log r, so that ranks add theirs up and no token travels
+- quantiles of r from a histogram of log r, which ranks can add up without exchanging tokens
 """
 
 import math
@@ -18,21 +18,22 @@ from torch import Tensor
 
 from penstock.consumers.grpo.losses import LOG_RATIO_LIMIT, TokenLoss, log_ratio
 
-#: Bins of the histogram, and where it turns from even to logarithmic: a quantile of log r is off by 0.3 %, or 3e-7.
+#: Bins of the histogram, and the transition from linear to logarithmic bins: quantiles of log r are accurate to 0.3 %
+#: or 3e-7.
 _BINS = 4096
 _FINEST = 1e-4
 _REACH = math.asinh(LOG_RATIO_LIMIT / _FINEST)
-#: Metrics by name; None: there was no token to measure.
+#: Metrics by name; None without tokens.
 Figures: TypeAlias = dict[str, float | None]
 #: Name of a metric -> quantile.
 _QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
 
 
 class Totals:
-    """Sums, maxima and a histogram over the loss tokens of a batch, of every pass over it.
+    """Accumulate sums, maxima and a histogram over the loss tokens of a batch in all passes.
 
     Args:
-        means: names of further metrics, the same on every rank.
+        means: names of additional metrics, equal on every rank.
     """
 
     def __init__(self, device: torch.device, means: Sequence[str] = ()) -> None:
@@ -51,8 +52,8 @@ class Totals:
         """Add one micro-batch.
 
         Args:
-            logprobs, behaviour: log π_θ and log μ, without a gradient.
-            old: log π_old, in the first pass; None: in a later one, or if it was not computed.
+            logprobs, behaviour: log π_θ and log μ, without gradient.
+            old: log π_old in the first pass; None in later passes, or if it was not computed.
         """
         bounded, _ = log_ratio(logprobs, behaviour, mask)
         away = bounded.double()
@@ -78,7 +79,7 @@ class Totals:
             self._add_first(mask, mask & (staleness == 0), old, behaviour)
 
     def add_mean(self, name: str, values: Tensor) -> None:
-        """Add values of a further mean: a number for each token, 0 outside the mask."""
+        """Add values of an additional mean: a number per token, 0 outside the mask."""
         self._means[name] += values.detach().sum(dtype=torch.float64)
 
     def _add_first(self, mask: Tensor, fresh: Tensor, old: Tensor, behaviour: Tensor) -> None:
@@ -88,10 +89,10 @@ class Totals:
         self.maxima[:2] = torch.maximum(self.maxima[:2], of_both)
 
     def reduce(self, dp_size: int, process_group: dist.ProcessGroup | None, passes: int = 1) -> Figures:
-        """Return means, maxima and quantiles over all ranks, None for each that has no token. Blocks for all ranks.
+        """Return means, maxima and quantiles over all ranks, None without tokens. Blocks for all ranks.
 
         Args:
-            passes: times that every token was added.
+            passes: number of times that every token was added.
         """
         if dp_size > 1:
             for tensor in (self.sums, self.first, self.histogram, *self._means.values()):
@@ -129,13 +130,13 @@ def mean(total: float, count: float) -> float | None:
 
 
 def _largest(values: Tensor, mask: Tensor) -> Tensor:
-    """Return [2] largest of each where the mask is True."""
+    """Return [2] the largest values of both rows inside the mask."""
     return torch.where(mask, values, -torch.inf).flatten(1).amax(1)
 
 
 def _histogram(away: Tensor, mask: Tensor) -> Tensor:
-    """Return [_BINS] counts of log ratios where the mask is True; a NaN, which the norm of the gradient shows, is in
-    none. Without ``bincount``, for which a GPU's host waits."""
+    """Return [_BINS] counts of log ratios inside the mask, without NaN, which the gradient norm reveals. Avoids
+    ``bincount``, which synchronizes a GPU with its host."""
     place = (torch.asinh(away.nan_to_num() / _FINEST) / _REACH + 1) * (_BINS / 2)
     counts = torch.zeros(_BINS, dtype=torch.int64, device=away.device)
     return counts.index_add_(0, place.long().clamp(0, _BINS - 1).flatten(), (mask & ~away.isnan()).long().flatten())

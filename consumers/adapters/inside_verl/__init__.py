@@ -1,1 +1,1 @@
-"""Conversions between penstock and verl: sampling parameters, weight files, images."""
+"""Convert sampling parameters, weight files and images between penstock and verl."""

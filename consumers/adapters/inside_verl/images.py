@@ -1,4 +1,4 @@
-"""Images of a batch in verl 0.9's format: a model's image inputs, and token positions.
+"""Convert images of a batch to verl 0.9's format: a model's image inputs, and token positions.
 
 ``multi_modal_inputs``: a dict for each row: ``pixel_values``, ``image_grid_thw``, ``images_seqlens``; {} without images
 ``position_ids``: [B, 4, P + R] int64: index in the text, then time, row and column, by the model's ``get_rope_index``
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from verl import DataProto
 
 _READS = "prompts of verl's own are text alone: have penstock's producer read them, and take verl.from_batch."
-#: Image inputs of the model for one row; empty: it has no images.
+#: Image inputs of the model for one row; empty without images.
 Inputs = Mapping[str, Tensor]
 
 
 def check_text_alone(columns: Mapping[str, Any]) -> None:
-    """Raise ConfigError if verl's own prompts hold images or the like: only their tokens would reach the engine."""
+    """Raise ConfigError if verl's own prompts have other data than text, as only tokens would reach the engine."""
     for place, data in enumerate(columns.get("multi_modal_data", ())):
         if data and any(value is not None and len(value) for value in data.values()):
             raise ConfigError(f"Prompt {place} holds {', '.join(sorted(data))}, and {_READS}")
@@ -40,11 +40,11 @@ def check_text_alone(columns: Mapping[str, Any]) -> None:
 
 
 def images_of(batch: Batch, processor: Any) -> dict[str, Inputs]:
-    """Return the image inputs of each sample of this rank that has images. Blocks for their bytes.
+    """Return the image inputs of this rank's samples with images. Blocks for their bytes.
 
     Raises:
-        ConfigError: the batch has images, and the processor cannot compute the positions of their tokens.
-        PayloadError: images are gone, or are not those that were committed.
+        ConfigError: the batch has images, but the processor cannot compute the positions of their tokens.
+        PayloadError: images are gone, or differ from the committed ones.
     """
     if not batch.has_side(PIXEL_VALUES):
         return {}
@@ -66,13 +66,13 @@ def images_of(batch: Batch, processor: Any) -> dict[str, Inputs]:
 def add_images(
     output: "DataProto", rows: Sequence[RowArrays], images: Mapping[str, Inputs], processor: Any, pad_id: int
 ) -> None:
-    """Give a ``DataProto`` of ``rows`` its images and its positions of four numbers.
+    """Add images and four-dimensional positions to a ``DataProto`` of ``rows``.
 
-    A generated image placeholder has no image: it is treated as padding, and bears no loss.
+    A generated image placeholder, which has no image, is treated as padding and bears no loss.
 
     Raises:
-        ConfigError: the number of placeholders does not fit the images: the processor is another model's.
-        ProtocolError: a prompt without images holds an image placeholder.
+        ConfigError: the number of placeholders does not match the images, as with the processor of another model.
+        ProtocolError: a prompt without images has an image placeholder.
     """
     tensors, width = output.batch, output.batch["prompts"].shape[1]
     _mask_generated_placeholder(output, processor.image_token_id, pad_id)
@@ -82,7 +82,7 @@ def add_images(
     kinds[:, :width] = (tensors["prompts"] == processor.image_token_id) & seen[:, :width].bool()
     for row, kind, given in zip(rows, kinds, inputs, strict=True):
         _check_places(row, int(kind.sum()), given, processor)
-    # verl counts the index in the text from 0, and writes 1 on padding.
+    # verl counts text positions from 0 and uses 1 for padding.
     text = torch.where(seen.bool(), seen.cumsum(dim=1) - 1, 1)
     spatial = torch.cat([_spatial(processor, output, kinds, i, given) for i, given in enumerate(inputs)], dim=1)
     tensors["position_ids"] = torch.cat([text[:, None], spatial.transpose(0, 1)], dim=1)
@@ -91,7 +91,7 @@ def add_images(
 
 
 def _mask_generated_placeholder(output: "DataProto", place: int, pad_id: int) -> None:
-    """Remove the loss from a generated image placeholder, and from all tokens after it, which attended to it."""
+    """Remove the loss from a generated image placeholder and all later tokens, which attended to it."""
     tensors, width = output.batch, output.batch["prompts"].shape[1]
     drawn = tensors["responses"] == place
     tensors["response_mask"] *= drawn.cumsum(dim=1) == 0

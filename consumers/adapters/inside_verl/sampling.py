@@ -1,9 +1,9 @@
-"""Translate the sampling parameters of verl's agent loops, and find out whether a prompt is trained on.
+"""Translate the sampling parameters of verl's agent loops, and detect whether a prompt is trained on.
 
     PenstockAgentLoopWorker ─lane─> sampling_params with LANE ─agent loop─> PenstockServer.generate ─> lane_of
 
-verl does not pass on to its agent loops whether a prompt is for validation, and validation may sample with the same
-parameters. verl's worker knows (verl_manager.py), and sampling parameters are what every loop receives and passes on.
+verl does not tell its agent loops whether a prompt is for validation, and validation may use the same parameters. Its
+worker knows (verl_manager.py), and adds the lane to the sampling parameters, which every loop forwards.
 """
 
 import functools
@@ -21,7 +21,7 @@ from penstock.text import format_exc
 
 log = logging.getLogger(__name__)
 
-#: The part of a name made by ``uuid``.
+#: Pattern of a name part made by ``uuid``.
 _HEX = "[0-9a-f]" * 32
 
 
@@ -31,9 +31,9 @@ def new_file(folder: Path, name: str) -> Path:
 
 
 def remove_left(folder: Path, name: str) -> None:
-    """Remove leftover files of subscription ``name``; the caller must hold it at the buffer.
+    """Remove leftover files of subscription ``name``, which the caller must own.
 
-    A file that cannot be removed is logged and kept.
+    Files that cannot be removed are logged and kept.
     """
     for left in folder.glob(f"verl-{name}-{_HEX}.safetensors"):
         try:
@@ -51,7 +51,7 @@ _NAMES = {
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
 }
-#: Parameters that do not affect sampling -> the values that ask for no additional output.
+#: Parameter that does not affect sampling -> values that request no additional output.
 _SILENT: dict[str, tuple[Any, ...]] = {
     "logprobs": (False, True),  # logprobs of the sampled token are always returned
     "prompt_logprobs": (False,),
@@ -62,13 +62,13 @@ _SILENT: dict[str, tuple[Any, ...]] = {
 
 
 def told(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Wrap ``AgentLoopWorker._run_agent_loop``: add the lane of a prompt to its sampling parameters."""
+    """Wrap ``AgentLoopWorker._run_agent_loop`` to add the lane of a prompt to its sampling parameters."""
 
     @functools.wraps(run)
     async def with_lane(
         worker: Any, sampling_params: Mapping[str, Any], trajectory: Mapping[str, Any], **given: Any
     ) -> Any:
-        # ReMax's baselines: verl samples them greedily during training, uses their rewards and drops the tokens.
+        # ReMax baselines: verl samples them greedily during training and uses only their rewards.
         baseline = _is_greedy(sampling_params) and not _is_greedy({"temperature": worker.rollout_config.temperature})
         lane = "eval" if trajectory["validate"] or baseline else "train"
         return await run(worker, {**sampling_params, LANE: lane}, trajectory, **given)
@@ -91,7 +91,7 @@ def lane_of(sampling_params: Mapping[str, Any]) -> str:
 def sampling_of(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
     """Translate verl's sampling parameters to SGLang's names; omit those without effect.
 
-    Raises ConfigError for a parameter that penstock's engines do not know, or an invalid value.
+    Raises ConfigError for unknown parameters and invalid values.
     """
     sampling: dict[str, Any] = {"temperature": temperature_of(sampling_params)}
     for called, given in sampling_params.items():
@@ -115,7 +115,7 @@ def check_trained(sampling: Mapping[str, Any], temperature: float) -> None:
     """Raise ConfigError if samples to train on would have another distribution than verl assumes.
 
     Args:
-        temperature: ``actor_rollout_ref.rollout.temperature``, by which verl divides the logits (T6).
+        temperature: ``actor_rollout_ref.rollout.temperature``, by which verl divides logits (T6).
     """
     if not behaviour.same(sampling["temperature"], temperature):
         raise ConfigError(
@@ -135,7 +135,7 @@ def _is_greedy(sampling: Mapping[str, Any]) -> bool:
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
-    """Return whether a parameter has its neutral value. 0 is vLLM's ``top_k`` without a limit."""
+    """Return whether a parameter has its neutral value; 0 is vLLM's unlimited ``top_k``."""
     if name in _SILENT:
         return value in _SILENT[name]
     neutral = (NEUTRAL.get(_NAMES.get(name, name)), 0 if name == "top_k" else None)
