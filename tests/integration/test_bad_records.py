@@ -62,11 +62,26 @@ def another_type(name: str, *of: str) -> Write:
 #: What is written, what is asked, and what is said of it with which exit code.
 CASES: dict[str, tuple[Write, list[str], int, str]] = {
     "fleet is a list": (field("fleet", "state", [1]), ["fleet", "ls"], 1, "is not a record that penstock wrote"),
-    "fleet at text": (fleet(at="x"), ["fleet", "ls"], 1, "has a field at that it cannot have"),
-    "fleet without a host": (fleet(host=None), ["fleet", "ls"], 1, "has no field host as penstock writes it: None"),
-    "fleet of numbers": (fleet(processes=[1]), ["fleet", "ls"], 1, "has no field processes"),
-    "group of nothing": (fleet(groups={"m.g": {}}), ["fleet", "scale", "1"], 1, "(group 'm.g') has no field"),
-    "autoscaler": (fleet(autoscale={"wanted": "x"}), ["fleet", "ls"], 1, "(its autoscaler) has no field"),
+    "fleet at text": (fleet(at="x"), ["fleet", "ls"], 1, "has an invalid field 'at': it should be a number."),
+    "fleet without a host": (fleet(host=None), ["fleet", "ls"], 1, "has an invalid field 'host': it should be"),
+    "fleet of numbers": (
+        fleet(processes=[1]),
+        ["fleet", "ls"],
+        1,
+        "field 'processes'.0: it should",
+    ),
+    "group of nothing": (
+        fleet(groups={"m.g": {}}),
+        ["fleet", "scale", "1"],
+        1,
+        "'worker_type': it is missing.",
+    ),
+    "autoscaler": (
+        fleet(autoscale={"wanted": "x"}),
+        ["fleet", "ls"],
+        1,
+        "field 'autoscale'.'group': it is missing.",
+    ),
     "endpoint": (fleet(endpoints={"m": ESCAPES}), ["fleet", "ls"], 0, r"m: \x1b]0;PWNED\x07\u202e"),
     "members": (of_a_worker, ["fleet", "engines", "a"], 1, "The list of engines of worker a cannot be read: url:"),
     "engines": (with_another_kind, ["fleet", "engines", "a"], 1, "What worker a shows of its engines cannot be read"),

@@ -19,6 +19,7 @@ from penstock.protocol.scripts import run
 from penstock.records.codec import pack, unpack, unpack_map
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
+from penstock.text import safe_repr
 
 PROCESSES = gauge("fleet_processes", "Processes of the fleet, by kind and state.", "kind", "state")
 STARTS = counter("fleet_process_starts", "Starts of a process, the first one included.", "process")
@@ -59,6 +60,14 @@ class _Group(BaseModel):
     engines: int
 
 
+class _Autoscaler(BaseModel):
+    group: str
+    engines: int
+    wanted: int
+    binds: str
+    capacity_tokens_per_s: float
+
+
 class _State(BaseModel):
     """Fields of a fleet's record that readers rely on; it may have more."""
 
@@ -67,7 +76,7 @@ class _State(BaseModel):
     groups: dict[str, _Group]
     processes: list[dict[str, Any]]
     endpoints: dict[str, str]
-    autoscale: dict[str, Any]
+    autoscale: _Autoscaler | None
 
 
 def write_state(client: Client, keys: Keys, record: dict[str, Any]) -> None:
@@ -85,12 +94,13 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
     """
     what = "The state of the fleet"
     record = unpack_map(client.hget(keys.fleet, STATE) or pack({}), what)
+    fields = record | {"autoscale": record.get("autoscale") or None}
     try:
-        age_s = time.time() - _State.model_validate(record, strict=True).at if record else math.inf
+        age_s = time.time() - _State.model_validate(fields, strict=True).at if record else math.inf
     except ValidationError as exc:
-        raise ProtocolError(
-            f"{what} is not as penstock writes it: {explain(exc.errors(include_url=False)[0])}"
-        ) from exc
+        error = exc.errors(include_url=False)[0]
+        name = ".".join(map(safe_repr, error["loc"]))
+        raise ProtocolError(f"{what} has an invalid field {name}: {explain(error)}.") from exc
     if age_s > GONE_S:
         raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
     return record | {"age_s": age_s}
