@@ -303,9 +303,9 @@ DATA = Resource(
         *dataset       text    its name
         *prompts       number  prompts with a counted group
         *mean          mean    mean share of right answers per prompt
-        *always        number  prompts whose counted answers are all right
-        *between       number  prompts with right and wrong answers
-        *never         number  prompts without a right answer
+        *always        number  prompts whose counted answers are all correct
+        *between       number  prompts with correct and wrong answers
+        *never         number  prompts without a correct answer
         *skipped_easy  number  prompts skipped because they are too easy
         *skipped_hard  number  prompts skipped because they are too hard
     """))  # fmt: skip

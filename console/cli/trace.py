@@ -41,10 +41,17 @@ def trace(
         str, typer.Option("--otlp", metavar="URL", help="Send a span of time to a collector of OpenTelemetry.")
     ] = "",
     since: Annotated[
-        str, typer.Option("--from", metavar="T", help="Its beginning: 2026-11-23T10:00:00Z, or Unix seconds.")
+        str,
+        typer.Option(
+            "--from", metavar="T", help="Beginning of the span of time: 2026-11-23T10:00:00Z, or Unix seconds."
+        ),
     ] = "",
-    until: Annotated[str, typer.Option("--to", metavar="T", help="Its end; default: now, or the end of the run.")] = "",
-    last: Annotated[str, typer.Option("--last", metavar="TIME", help="Its length up to the end: 60s, 5m, 2h.")] = "",
+    until: Annotated[
+        str, typer.Option("--to", metavar="T", help="End of the span; default: now, or the end of the run.")
+    ] = "",
+    last: Annotated[
+        str, typer.Option("--last", metavar="TIME", help="Length of the span, counted back from its end: 60s, 5m, 2h.")
+    ] = "",
 ) -> None:
     """Show the events of a job, its leases, and each sample's stages from prompt to step; or of a span of time."""
     if [bool(what), perfetto is not None, bool(otlp)].count(True) != 1:

@@ -166,7 +166,7 @@ class Requests(RunClient):
         try:
             add_rows(file, summarize(rows, len(groups)))
         except (DiskFull, OSError) as exc:
-            log.warning("the evaluation of version %d on %s is not in %s: %s", version, dataset, file, exc)
+            log.warning("failed to write the evaluation of version %d on %s to %s: %s", version, dataset, file, exc)
 
     def publish(self, weights: "Weights", *, step: int | None = None, timeout: float = 600.0) -> int:
         """Publish like ``Trainer.publish``, with or without answers since the last publication; lane train only."""

@@ -209,8 +209,8 @@ class VerlRollout:
             named = float(prompts.meta_info.get("temperature", self.temperature))
             if not behaviour.same(named, self.temperature):
                 raise ConfigError(
-                    f"meta_info names temperature {named:g}, but this VerlRollout draws at {self.temperature:g}: give "
-                    "VerlRollout(temperature=...) that of actor_rollout_ref.rollout."
+                    f"meta_info names temperature {named:g}, but this VerlRollout samples at {self.temperature:g}: "
+                    "set VerlRollout(temperature=...) to actor_rollout_ref.rollout.temperature."
                 )
             sampling = self._sampling | {"temperature": self.temperature}
         requests = [

@@ -91,7 +91,9 @@ class OpenedPayloads:
         try:
             data = self._data(row) if callable(self._data) else self._data[row.payload_id]
         except KeyError as exc:
-            raise PayloadError(f"sample {row.sample}: batch {self._n} was made without its payload: fetch it.") from exc
+            raise PayloadError(
+                f"sample {row.sample}: batch {self._n} was made without its payload: add it to `payloads`."
+            ) from exc
         return None if data is None else payloads.decode(data, row.payload_id, row.checksum)
 
 

@@ -263,7 +263,9 @@ class TrainingLoop:
         if found is None:
             return False
         self._hooks.tell_evaluations()
-        log.info("version %d: %s", found.version, ", ".join(f"{k} {v:.3f}" for k, v in found.accuracy.items()))
+        log.info(
+            "evaluated version %d: %s", found.version, ", ".join(f"{k} {v:.3f}" for k, v in found.accuracy.items())
+        )
         return True
 
 

@@ -47,7 +47,7 @@ def fetch(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -
     answer = ask(url, body, timeout_s=timeout_s)
     if not answer.ok:
         said = answer.body[:500].decode(errors="replace") or answer.reason
-        raise EngineError(f"{url} refused with status {answer.status}: {said}")
+        raise EngineError(f"{url} returned status {answer.status}: {said}")
     return answer.body
 
 

@@ -233,7 +233,7 @@ def _judge(info: Any, settings: Any, url: str) -> None:
             "set maxmemory-policy noeviction."
         )
     if not int(info.get("aof_enabled", 1)):
-        log.warning("Redis at %s keeps no append-only file: what it holds is lost when it dies; set appendonly yes", at)
+        log.warning("Redis at %s keeps no append-only file: its data is lost if it crashes; set appendonly yes", at)
 
 
 def _text(value: str | bytes) -> str:

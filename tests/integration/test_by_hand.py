@@ -160,7 +160,7 @@ def test_a_trainer_of_ones_own_finds_what_was_started_by_hand(hand: Hand, guarde
             assert trainer.config.trainer.batch_groups == 7
             assert trainer.config.redis.url == guarded.url
             assert trainer.config.redis.payload_servers == {"p1": guarded.url}
-            with pytest.raises(ConfigError, match="alive"), Trainer(config="run.yaml"):
+            with pytest.raises(ConfigError, match="owned by a live trainer"), Trainer(config="run.yaml"):
                 pass
         with Trainer("run.yaml") as trainer:
             assert trainer.config.trainer.batch_groups == 7

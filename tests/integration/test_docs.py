@@ -560,7 +560,7 @@ def test_the_reference_loss_in_a_loop_of_ones_own(running: Place, monkeypatch: p
         block("docs/trainer.md: import torch"), running, monkeypatch, rank=0, world=1, dtype=torch.float32, model=model
     )
 
-    assert space["figures"]["optimizer_steps"] == 1.0
+    assert space["metrics"]["optimizer_steps"] == 1.0
     assert space["trainer"].position == before + 3
 
 

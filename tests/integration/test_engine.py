@@ -151,13 +151,15 @@ async def test_a_cancelled_sample_goes_on_from_its_partial(engine: SglangEngine,
     tokenizer: Any = AutoTokenizer.from_pretrained(models[0])
     rollout, valves = RolloutConfig(sampling=LONG), Valves()
     job = Job(id="a/0/0", n=1, prompt="123=")
-    sample = Sample(job, 0)
-    task = asyncio.create_task(generate_sample(Source(engine, valves, tokenizer, rollout), sample))
-    await engine.generate(PROMPT, SHORT, rid="a/0/1/0")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    drawn = sum(sample.generated)
+    for attempt in range(10):  # on a busy machine it may end before it is cancelled
+        sample = Sample(job, 0)
+        task = asyncio.create_task(generate_sample(Source(engine, valves, tokenizer, rollout), sample))
+        await engine.generate(PROMPT, SHORT, rid=f"a/0/1/{attempt}")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if (drawn := sum(sample.generated)) < 2000:
+            break
     assert sample.status == "aborted"
     assert 0 < drawn < 2000
 
@@ -236,7 +238,7 @@ async def test_a_url_without_a_server_is_a_mistake_in_the_configuration(
     config = cpu_engine().model_copy(update={"url": "http://127.0.0.1:9"})
     engine = SglangEngine(config, model_config, name="none", log_dir=tmp_path)
 
-    with pytest.raises(ConfigError, match="does not answer as an SGLang server"):
+    with pytest.raises(ConfigError, match="does not answer like an SGLang server"):
         await engine.start(None)
 
 

@@ -183,7 +183,7 @@ def test_I4_a_producer_that_comes_back_at_the_end_admits_nothing_and_more_passes
         publish(trainer)
         trained = [job for batch in train(trainer) for job in batch]
     assert sorted(trained) == [f"d/1/{i}" for i in range(5)]
-    with pytest.raises(ConfigError, match=r"data.epochs is 1, but 10 prompts are admitted .* 2 or more"):
+    with pytest.raises(ConfigError, match=r"data.epochs is 1, but 10 prompts were already admitted, .* 2 or more"):
         Producer(config).run()
 
 

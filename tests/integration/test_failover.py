@@ -142,7 +142,7 @@ def test_I4_what_a_failover_loses_is_told_and_the_rest_is_consistent(
             until(lambda: buffer.rollback.seen.get("cut") == 3, "the leader to have seen it")
             cluster.primary.kill()
             cluster.until_failed_over()
-            with pytest.raises(ProtocolError, match="as after a failover"):
+            with pytest.raises(ProtocolError, match="as in a failover"):
                 step(trainer)
             with connect(cluster.replica.url) as kept:
                 until(lambda: "rolled_back" in snapshot(kept, keys)["counters"], "the leader to tell of it")

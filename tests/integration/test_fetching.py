@@ -201,7 +201,7 @@ async def test_a_file_with_a_wrong_byte_is_fetched_again_and_no_other(play: Play
     with (half / "model-00001.safetensors").open("r+b") as file:
         file.write(bytes(10))
     trainer.offer(version.number, version.index, version.folder)
-    with pytest.raises(PublishError, match=r"model-00001\.safetensors came otherwise than its index says"):
+    with pytest.raises(PublishError, match=r"model-00001\.safetensors does not match the index"):
         await fetched(worker, version)
     assert version.is_at(await fetched(worker, version))
     assert worker.num_bytes == version.num_bytes - 2 * 600_000 + 1_000_000
@@ -212,11 +212,11 @@ async def test_a_file_that_is_not_what_the_index_names_never_comes(play: Play, v
     with (version.folder / "model-00001.safetensors").open("r+b") as file:
         file.write(b"\0" * 10)
     trainer.offer(version.number, version.index, version.folder)
-    with pytest.raises(PublishError, match=r"model-00001\.safetensors came otherwise than its index says"):
+    with pytest.raises(PublishError, match=r"model-00001\.safetensors does not match the index"):
         await fetched(worker, version)
     assert not (worker.folder / object_name(1, version.index)).exists()
     before = worker.num_bytes
-    with pytest.raises(PublishError, match="came otherwise"):
+    with pytest.raises(PublishError, match="does not match the index"):
         await fetched(worker, version)
     assert worker.num_bytes == before + 1_000_000, "the wrong file alone"
 

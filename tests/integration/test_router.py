@@ -431,7 +431,7 @@ async def test_what_the_router_would_drop_is_refused_by_name(
     async with working(routed(fakes[0].url)):
         await until(all_in(client, keys, good, "ready"))
         await until(all_in(client, keys, bad, "dead"))
-    assert "would drop sampling_params.stop_regex" in letters(client, keys)[bad[0]]["detail"]
+    assert "would silently drop sampling_params.stop_regex" in letters(client, keys)[bad[0]]["detail"]
     assert IDS["z"] not in fakes[0].asked
 
 

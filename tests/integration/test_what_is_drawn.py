@@ -33,7 +33,7 @@ async def test_T6_what_is_not_said_is_drawn_and_recorded_at_temperature_1(
 
 async def test_T7_a_server_that_draws_otherwise_than_it_is_asked_to_is_refused(config: Make, fake: FakeEngine) -> None:
     fake.told = {"preferred_sampling_params": {"temperature": 0.5}}
-    with pytest.raises(ConfigError, match=r"was started with preferred-sampling-params"):
+    with pytest.raises(ConfigError, match=r"has preferred-sampling-params enabled"):
         await asyncio.wait_for(Worker(config(), "w").run(), 60)
 
 

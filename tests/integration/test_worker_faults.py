@@ -246,7 +246,7 @@ async def test_jobs_that_can_never_work_are_buried_at_once_and_others_go_on(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:
     refused = {
-        "its prompt has 0 tokens": job(0, prompt=""),
+        "the prompt has 0 tokens": job(0, prompt=""),
         "its prompt has 600 tokens": job(1, prompt="z" * 600),
         "has neither prompt nor prompt_ids": job(2, prompt=None),
         "top_p": job(3, sampling={"top_p": 0.5}),

@@ -31,7 +31,7 @@ def test_verl_takes_a_step_on_generated_sequences_and_draws_from_the_new_weights
     # T6: verl's own pass over its own padding, at the temperature it was handed, gives what the engine drew with.
     assert first["difference"] < 2e-3
     assert found["temperature"] == 0.8
-    assert "meta_info names temperature 1, but this VerlRollout draws at 0.8" in found["named"]
+    assert "meta_info names temperature 1, but this VerlRollout samples at 0.8" in found["named"]
     assert found["fed"]["temperature"] == 0.7
     assert "sampled at temperature 0.7, but actor_rollout_ref.rollout.temperature is 1" in found["fed"]["other"]
     assert "temperature" in found["fed"]["union"], "verl itself sees that its loop names another one"

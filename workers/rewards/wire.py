@@ -1,4 +1,4 @@
-"""Encode samples for the processes that compute their rewards, and the verdicts: bounded, never pickle.
+"""Encode the samples sent to reward processes, and the verdicts they return: bounded in size, never pickled.
 
     child/   worker ── settings, then frames of [reward, sample]; no bytes: it is withdrawn ──> process    msgpack
              worker <── no bytes once user code is imported, then verdicts ── process

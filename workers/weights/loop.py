@@ -106,7 +106,10 @@ class WeightLoop:
                 await self._listen(wait_s)
 
     async def step(self) -> float:
-        """Read, select and act; return the seconds until something has to be read again, unless it is announced."""
+        """Read the view, select a version and apply it.
+
+        Returns the longest wait in seconds before the next read, which a notification ends early; 0: read at once.
+        """
         services = self._services
         if services.engine_lost.is_set():
             return LOOK_S  # the supervisor starts it with the version that is selected then
@@ -291,7 +294,10 @@ class WeightLoop:
         self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
 
     async def _note_intent(self, publication: Publication) -> bool:
-        """Record the version to load and the loaded one, so that their folders are kept; return whether that is new."""
+        """Record the version to load and the loaded one, so that their folders are kept.
+
+        Returns whether a record was written: False if both were recorded already.
+        """
         services, model = self._services, publication.model
         versions = {publication.version} | ({self.loaded.version} if self.loaded is not None else set())
         if versions <= self._intent:

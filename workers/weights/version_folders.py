@@ -152,7 +152,7 @@ class VersionFolders(ABC):
         """
 
     def complete(self, folder: Path, index: str, fetch: Callable[[Mapping[str, int]], None]) -> None:
-        """Fetch what a folder lacks of a version: the index, then its files; prove and sync them.
+        """Fetch the missing files of a version into its folder, the index first; verify their hashes and sync them.
 
         Args:
             folder: created if missing; may have the beginnings of files.
@@ -178,7 +178,7 @@ class VersionFolders(ABC):
         if wrong := differing(folder, record.files, index):
             for name in wrong:
                 (folder / name).unlink()
-            raise PublishError(f"{wrong[0]} came otherwise than its index says: it is fetched again.")
+            raise PublishError(f"{wrong[0]} does not match the index: it is fetched again.")
         for path in (*sorted(folder.iterdir()), folder):
             fsync(path)
 

@@ -37,7 +37,7 @@ SERVER_S = 20.0
 
 
 class Position(BaseModel):
-    """Last entries of a run at a tracker; stored in the run's folder, so that the next start continues there."""
+    """Last step and version reported to a tracker, saved in the run's folder so that a restart continues after them."""
 
     #: Name of the run at the tracker; starting over makes a new one.
     id: str

@@ -189,12 +189,12 @@ def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
 
 
 def shorten(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
-    """Make a begun group ready with its committed samples; return their number. 0: fewer than ``fewest``."""
+    """Make a begun group ready with its committed samples; return their number, 0 if it is below ``fewest``."""
     return _call("shorten", keys, lead, [keys.group(job), keys.ready], [job, fewest], int)
 
 
 def drop(keys: Keys, lead: Leadership, job: str) -> Call[int]:
-    """Drop a begun group that took too long. 0: it is complete, dead or deleted."""
+    """Drop a begun group that took too long; return 0 if it is complete, dead or deleted."""
     return _call("drop", keys, lead, [keys.group(job)], [job], int)
 
 
@@ -257,7 +257,7 @@ def park(keys: Keys, lead: Leadership, sub: str, *, revision: int, absent_ms: in
 def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, counted: Sequence[str]) -> Call[int]:
     """Grant ``groups`` to the next batch of ``sub``, if the gate of ``counted`` is closed and nothing is in flight.
 
-    ``completed``: completed groups of the run when ``groups`` was computed. Returns the groups granted; 0: none.
+    ``completed``: completed groups of the run when ``groups`` was computed. Returns the number of granted groups.
     """
     names = [keys.subs, keys.sub(sub), keys.delayed, keys.counters]
     lanes = [keys.jobs(lane) for lane in (Lane.TRAIN, Lane.RESUME, Lane.SUSPECT)]
@@ -269,7 +269,7 @@ def conclude(
 ) -> Call[int]:
     """Record that batch ``n`` of ``sub`` will not be cut: the data ended at ``end``, and ``lanes`` are idle.
 
-    ``completed``: completed groups of the run at that time. 1: concluded; 0: something changed meanwhile.
+    ``completed``: completed groups of the run at that time. Returns 1, or 0 if something changed meanwhile.
     """
     names = [keys.source, keys.sub(sub), keys.delayed, keys.counters, *map(keys.jobs, lanes)]
     return _call("conclude", keys, lead, names, [n, end, completed], int)

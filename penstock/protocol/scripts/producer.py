@@ -13,8 +13,11 @@ from penstock.redis.call import Call, Value, numbers, script, text, version_fiel
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Outcome of admit: ``ok``, ``moved`` (by another producer), ``subs`` (read them again), ``closed`` (gate),
-    ``ended`` (the data)."""
+    """Result of ``admit``.
+
+    ``outcome``: ``ok``; ``moved``: another producer advanced the position; ``subs``: the subscriptions changed, read
+    them again; ``closed``: a gate is closed; ``ended``: the data has ended.
+    """
 
     outcome: str
     admitted: int = 0

@@ -28,9 +28,9 @@ class Heard(NamedTuple):
 def order(
     keys: Keys, sub: str, *, owner: str, gen: int, call: int, place: int, word: str, ranks: int
 ) -> Call[list[int] | None]:
-    """Give order ``place`` of publication ``call``; return the place that each other rank waits for, -1: not arrived.
+    """Give order ``place`` of publication ``call``; return the place that each other rank waits for.
 
-    None: the subscription is not the caller's.
+    -1: that rank has not arrived. None: the caller does not own the subscription.
     """
 
     def parse(answer: Any) -> list[int] | None:
@@ -114,7 +114,7 @@ def _was_dropped(keys: Keys, sub: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Outcome of join. ``holder_ms``: time left of the lease of another owner (-1: it was taken over)."""
+    """Outcome of join. ``holder_ms``: time left of the lease of another owner (-1 if it was taken over)."""
 
     mine: bool
     gen: int = 0
@@ -258,7 +258,10 @@ def publish(
 
 
 def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int, role: str = "") -> Call[int]:
-    """Report that the role has a checkpoint up to batch ``n``. 0: not the caller's; -1: not committed."""
+    """Report that the role has a checkpoint up to batch ``n``.
+
+    Returns 1; 0 if the caller does not own the subscription; -1 if the batch is not committed.
+    """
     return Call(script("checkpointed"), [keys.sub(sub)], [keys.prefix, owner, gen, n, role], int)
 
 

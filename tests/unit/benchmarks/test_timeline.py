@@ -110,8 +110,8 @@ async def test_a_watched_worker_writes_down_tokens_and_pauses(tmp_path: Path, mo
     assert began_s <= ended_s
     # One that looks at its answers anyway does so as it would.
     assert (await engine.generate([1], {}, rid="r"))["interval"] == EVERY
-    assert await engine.generate([1], {}, rid="r", heard=print, interval=9) == {
-        "rid": "r", "heard": print, "interval": 9,
+    assert await engine.generate([1], {}, rid="r", on_tokens=print, interval=9) == {
+        "rid": "r", "on_tokens": print, "interval": 9,
     }  # fmt: skip
 
 

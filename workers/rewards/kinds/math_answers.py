@@ -300,7 +300,7 @@ def _entries(text: str) -> tuple[str, list[str]]:
 
 
 def _between_commas(text: str) -> list[str] | None:
-    """Parts between the commas outside all brackets; None if a bracket closes that was not opened."""
+    """Split at the commas outside brackets; return None if a bracket is closed but never opened."""
     found, depth, begin = [], 0, 0
     for index, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

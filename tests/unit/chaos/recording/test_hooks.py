@@ -246,7 +246,7 @@ seat = Some(role="", rank=1, dp_rank=1, dp_size=2, drives=False)
 subscriber = Some(name="actor", seat=seat, gen=4, owner="o")
 rows = [Some(job="d/0/1", k=0), Some(job="d/0/1", k=1)]
 batch = Some(manifest=Some(sub="actor"), n=3, digest="dg", all_rows=rows, rows=rows[1:], train_version=2)
-Stream.hand_out(Some(_subscriber=subscriber, _ahead=Some(depth=0)), batch)
+Stream.hand_out(Some(_subscriber=subscriber, _prefetcher=Some(depth=0)), batch)
 progress = Some(commit=lambda n, digest: None)
 Session.commit(
     Some(

@@ -52,7 +52,7 @@ def test_T10_minibatches_keep_groups_whole_and_miss_no_row(groups: list[list[int
 def test_a_number_of_minibatches_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 minibatches"):
         partition.minibatches(rows_of([[1]]), 0)
-    with pytest.raises(ValidationError, match="minibatches is 5, and a batch has 4 groups"):
+    with pytest.raises(ValidationError, match="minibatches is 5, but a batch has only 4 groups"):
         TrainerConfig(batch_groups=4, minibatches=5)
     TrainerConfig(batch_groups=4, minibatches=5, subscription={"unit": "tokens", "size": 4096})
 

@@ -107,7 +107,7 @@ def config(folder: Path, **changes: Any) -> Config:
 
 def test_nonzero_std_with_groups_of_one_is_refused(tmp_path: Path) -> None:
     config(tmp_path)
-    with pytest.raises(ConfigError, match=r"rollout\.n is 1, and trainer\.filter\.functions has nonzero_std"):
+    with pytest.raises(ConfigError, match=r"rollout\.n is 1, but trainer\.filter\.functions has nonzero_std"):
         config(tmp_path, rollout={"n": 1})
     several = {"train": [{"path": "a.jsonl", "name": "a"}, {"path": "b.jsonl", "name": "b", "n": 1}]}
     with pytest.raises(ConfigError, match=r"data\.train 'b' has n 1"):

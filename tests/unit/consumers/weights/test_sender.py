@@ -51,5 +51,5 @@ def test_a_transport_is_named_as_written_and_imported_before_a_start() -> None:
     values = {"run": "x", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
     config = Config.model_validate(values | {"trainer": {"transport": "mine:Way"}})
     assert named(config) == [("trainer.transport", "mine:Way")]
-    with pytest.raises(ValueError, match="there is no transport 'ncll': did you mean nccl"):
+    with pytest.raises(ValueError, match="unknown transport 'ncll': did you mean nccl"):
         Config.model_validate(values | {"trainer": {"transport": "ncll"}})

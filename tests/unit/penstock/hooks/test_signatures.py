@@ -81,7 +81,7 @@ def test_a_reward_of_another_trainer_is_told_how_it_is_called() -> None:
 
 
 def test_a_name_that_is_no_import_path_is_refused_where_it_is_read() -> None:
-    with pytest.raises(ValueError, match="there is no hook 'mask'"):
+    with pytest.raises(ValueError, match="unknown hook 'mask'"):
         config(sample=["mask"])
 
 

@@ -126,7 +126,7 @@ def test_no_redirect_is_followed(serve: Serve) -> None:
     other = serve(lambda one: asked.append(one))  # type: ignore[func-returns-value]
     url = serve(saying(f"HTTP/1.1 302 Found\r\nLocation: {other}/internal\r\nContent-Length: 0\r\n\r\n".encode()))
 
-    with pytest.raises(EngineError, match="refused with status 302: Found"):
+    with pytest.raises(EngineError, match="returned status 302: Found"):
         fetch(url, timeout_s=LONG_S)
     assert "answers with status 302" in _checksum(WorkerPresence(name="w"), url)["why"]
     assert not answers(url)
@@ -141,7 +141,7 @@ def test_an_answer_is_read_whole_and_a_refusal_says_why(serve: Serve) -> None:
     assert fetch(fine, timeout_s=LONG_S) == b"abcde"
     assert fetch(open_ended, timeout_s=LONG_S) == b"abc"
     assert ask(refusing, timeout_s=LONG_S).status == 503
-    with pytest.raises(EngineError, match="refused with status 503: loading"):
+    with pytest.raises(EngineError, match="returned status 503: loading"):
         fetch(refusing, timeout_s=LONG_S)
 
 
