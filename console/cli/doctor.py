@@ -44,6 +44,7 @@ def findings_of(options: RunOptions) -> "Iterator[Finding]":
     from penstock.config.load import load_config
     from penstock.console.cli.check import checks_of, once
     from penstock.console.read.health import checks_of_run
+    from penstock.metrics.gpu_load import visible_gpus
     from penstock.metrics.probes import Finding, Level, look_at_disk, run_checks
 
     run, url, directory, path = options
@@ -66,6 +67,7 @@ def findings_of(options: RunOptions) -> "Iterator[Finding]":
     except PenstockError as exc:
         yield Finding("configuration", Level.ERROR, str(exc))
     yield look_at_disk("run's folder", folder)
+    yield Finding("gpus", Level.OK, ", ".join(visible_gpus()) or "none")
     if config is None:
         todo = "give --config FILE, or --directory of the runs, to check environments and GPUs too"
         yield Finding("environments", Level.WARNING, f"there is no configuration in {folder}", todo)

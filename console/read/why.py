@@ -27,14 +27,10 @@ from penstock.records.worker_causes import (
     PartGone,
     PartSilent,
     PartStarting,
-    StepLong,
     TrainerGone,
     WorkerSick,
     Working,
 )
-
-#: A step is long after so many seconds, and so many times the duration of the step before.
-LONG_STEP_S, LONG_STEPS = 60.0, 10
 
 #: Kinds of parts without which a run stalls -> prefix of their waits.
 _PARTS = ("producer", "buffer", "gateway")
@@ -197,17 +193,10 @@ def _at_trainer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> L
     if not subs:
         return NoTrainer(name)
     sub = subs[0]
-    reports = [one for one in state["trainers"] if one.get("name") == sub["name"]]
-    latest: Mapping[str, Any] = min(reports, key=lambda one: one["age_s"], default={})
-    idle_s = latest.get("age_s")
+    idle_s = min((one["age_s"] for one in state["trainers"] if one.get("name") == sub["name"]), default=None)
     if not sub["owned"]:
         return TrainerGone(sub["name"], idle_s, only_evaluates(sub), bool(sub.get("driving")))
-    if (wait := _longest(waits, f"trainer:{sub['name']}")) is not None:
-        return wait
-    step_s = latest.get("step_s")
-    if idle_s is not None and step_s is not None and idle_s > max(LONG_STEP_S, LONG_STEPS * step_s):
-        return StepLong(sub["name"], idle_s, step_s, latest.get("pid", 0))
-    return Working("trainer", sub["name"], idle_s=idle_s)
+    return _longest(waits, f"trainer:{sub['name']}") or Working("trainer", sub["name"], idle_s=idle_s)
 
 
 def _at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | Cause:

@@ -83,6 +83,10 @@ def save(
         is_ours = _NAME.fullmatch(file.name) or _SHARD_NAME.fullmatch(file.name)
         if is_ours and file.name not in {path.name, *shards} and _step(file) not in kept:
             file.unlink()
+    # Of ranks that a start before had, and that no longer exist.
+    for leftover in path.parent.glob(f"{_TEMPORARY}rank*"):
+        if int(leftover.name.removeprefix(f"{_TEMPORARY}rank").partition("-")[0]) > len(shards):
+            leftover.unlink()
     return path
 
 

@@ -53,9 +53,14 @@ def own_part(state: Any) -> Any:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Return the full tensor of what ``own_part`` made of a sharded one on all ranks, or the value of rank 0."""
+    """Return the full tensor of what ``own_part`` made of a sharded one on all ranks, or the value of rank 0.
+
+    Tensors of several parts are copies: those of the checkpoint's files keep deleted files on the disk.
+    """
     first = parts[0]
-    return torch.cat([one["shard"] for one in parts]) if isinstance(first, dict) and "shard" in first else first
+    if isinstance(first, dict) and "shard" in first:
+        return torch.cat([one["shard"] for one in parts])
+    return first.clone() if isinstance(first, Tensor) and len(parts) > 1 else first
 
 
 def split_like(value: Any, like: Tensor | None) -> Any:

@@ -90,7 +90,7 @@ STEPS_FILE = "steps.jsonl"
 #: Most rows kept in memory while they cannot be written.
 MAX_UNWRITTEN = 10_000
 #: Row fields copied to the trainer's Redis record, in addition to reported metrics.
-SHOWN = ("step", "version", "reward_mean", "staleness_max", "staleness_mean", "step_s", "total_steps")
+SHOWN = ("step", "version", "reward_mean", "staleness_max", "staleness_mean", "total_steps")
 
 
 def steps_file(config: Config, name: str, *, is_main: bool) -> Path:

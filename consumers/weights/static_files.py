@@ -110,8 +110,16 @@ class FileServer:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
         self.connections = _Connections(self._answer, bytes_per_s)
         listening.setblocking(False)
-        self._accepting = loop.create_task(self.connections.accept(listening, tls))
+        self._accepting = loop.create_task(self._accept(listening, tls))
         return int(listening.getsockname()[1])
+
+    async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Accept connections until cancelled; then close them."""
+        try:
+            await self.connections.accept(listening, tls)
+        finally:
+            for transport in self.connections.open:
+                transport.abort()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await self._respond(request)

@@ -427,15 +427,6 @@ class TrainerGone(Cause, kind=END, part="trainer", named_by="subscription"):
         return self._format("trainer {subscription} is gone[; its last step was {idle_s:.0f} s ago]")
 
 
-class StepLong(Cause, kind=END, part="trainer", named_by="subscription"):
-    text = "trainer {subscription} has been in one step for {idle_s:.0f} s; the one before took {step_s:.1f} s"
-    action = "one of its ranks may hang: see their logs, and `py-spy dump --pid PID` of each (rank 0 has pid {pid})"
-    subscription: str
-    idle_s: float
-    step_s: float
-    pid: int
-
-
 class LanePaused(Cause, kind=END, part="queue"):
     action = "`penstock resume {lane}` continues it"
     lane: str

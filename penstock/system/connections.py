@@ -85,16 +85,18 @@ class Connections(web.Server):
         self._busy: dict[web.RequestHandler, asyncio.Transport] = {}
 
     async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Accept connections of a non-blocking socket until cancelled; then close it and all of them."""
-        loop = asyncio.get_running_loop()
+        """Accept connections of a non-blocking socket until cancelled; then close it and those in their handshake."""
+        loop, is_failing = asyncio.get_running_loop(), False
         try:
             while True:
                 try:
                     accepted, _ = await loop.sock_accept(listening)
                 except OSError as exc:
-                    log.warning("failed to accept a connection: %s", exc)
+                    log.log(logging.DEBUG if is_failing else logging.WARNING, "failed to accept a connection: %s", exc)
+                    is_failing = True
                     await asyncio.sleep(RETRY_S)
                     continue
+                is_failing = False
                 task = loop.create_task(self._start(accepted, tls))
                 self._handshakes[task] = accepted
                 task.add_done_callback(lambda task: self._handshakes.pop(task, None))
@@ -108,8 +110,6 @@ class Connections(web.Server):
             listening.close()
             for task in self._handshakes:
                 task.cancel()
-            for transport in self.open:
-                transport.abort()
 
     async def _start(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
         limit_s = self._idle_s if tls else None

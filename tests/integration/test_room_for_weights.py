@@ -14,6 +14,7 @@ from penstock.workers.weights.local_copies import LocalCopies
 from tests.integration.fetch_parts import make_version
 from tests.integration.small_disk import SmallDisk, small_disk
 from tests.integration.test_fetching import Play, fetched, play
+from tests.small_disks import fill
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.version_folders import a_model
 
@@ -33,6 +34,23 @@ async def test_fetched_versions_that_nobody_uses_go_before_the_disk_is_full(
         assert version.is_at(await fetched(worker, version))
     there = sorted(name[:9] for name in os.listdir(disk.path / "fetched") if name[0] == "v")
     assert there == ["v00000003", "v00000004", "v00000005"]
+
+
+async def test_a_full_disk_has_room_for_a_version_after_one_that_nobody_uses_is_deleted(
+    play: Play, tmp_path: Path, small_disk: Disks
+) -> None:
+    """Others have filled the disk, so that not even the index of the next version fits."""
+    disk, trainer = small_disk("w", 12), play.trainer()
+    worker = play.worker("w")
+    made = [make_version(tmp_path / "published", number) for number in range(1, 5)]
+    for version in made[:3]:
+        trainer.offer(version.number, version.index, version.folder)
+        await fetched(worker, version)
+    fill(disk.path / "ballast")
+    trainer.offer(4, made[3].index, made[3].folder)
+    assert made[3].is_at(await fetched(worker, made[3]))
+    there = sorted(name[:9] for name in os.listdir(disk.path / "fetched") if name[0] == "v")
+    assert there == ["v00000002", "v00000003", "v00000004"]
 
 
 async def test_a_version_for_which_there_is_no_room_takes_none(play: Play, tmp_path: Path, small_disk: Disks) -> None:

@@ -247,10 +247,10 @@ async def test_jobs_that_can_never_work_are_buried_at_once_and_others_go_on(
 ) -> None:
     refused = {
         "the prompt has 0 tokens": job(0, prompt=""),
-        "its prompt has 600 tokens": job(1, prompt="z" * 600),
+        "the prompt has 600 tokens": job(1, prompt="z" * 600),
         "has neither prompt nor prompt_ids": job(2, prompt=None),
         "top_p": job(3, sampling={"top_p": 0.5}),
-        "draws greedily": job(4, sampling={"temperature": 0}),
+        "samples greedily": job(4, sampling={"temperature": 0}),
         "add it to worker.environments": job(5, environment="nowhere:Env"),
     }
     bad = admit(client, keys, list(refused.values()))

@@ -141,8 +141,8 @@ class Ports:
                     self._taken[first] = (owner, reservation)
                     return first
         raise ConfigError(
-            f"fleet.ports [{self._first}, {self._last}] is too small for host {self._host}: no {BLOCK} free ports left "
-            f"for {owner}; widen the range."
+            f"fleet.ports [{self._first}, {self._last}] is too small for host {self._host}: no block of {BLOCK} ports "
+            f"from a multiple of {BLOCK} is free for {owner}; widen the range."
         )
 
     def release(self, owner: str) -> None:

@@ -7,12 +7,12 @@ the rest.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.errors import EngineDied, EngineError
+from penstock.errors import EngineError
 from penstock.text import safe_repr
 from penstock.workers.sglang.http import EngineHttp
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, Answer, most_tokens, read_events, read_head
@@ -139,10 +139,6 @@ class Batches:
                 await self._send_alone(batch.members[0])
             else:
                 await self._stream(batch)
-        except EngineError as exc:
-            # An event that cannot be read names no request: each is sent again, alone.
-            is_of_all = len(batch.members) == 1 or isinstance(exc, EngineDied | BatchFailed)
-            failure = exc if is_of_all else BatchFailed(str(exc))
         except Exception as exc:
             failure = exc
         finally:
@@ -171,7 +167,7 @@ class Batches:
                 reason = str(self._http.refusal("/generate", status, head))
                 # Other 5xx statuses may mean that the server or a proxy failed during generation.
                 raise BatchRefused(reason, status) if status < 500 or status == 503 else BatchFailed(reason)
-            async for event in read_events(response.content, MAX_EVENT_BYTES):
+            async for event in _readable(read_events(response.content, MAX_EVENT_BYTES)):
                 index = event.get("index")
                 if type(index) is not int or not 0 <= index < count:
                     raise BatchFailed(f"the engine failed a batch: {safe_repr(event)[:500]}")
@@ -198,3 +194,12 @@ class Batches:
         self._on_tokens(member.body["rid"])
         if member.answer.is_finished:
             member.done.set_result(member.answer.complete())
+
+
+async def _readable(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    """Yield events; one that cannot be read names no request, and raises BatchFailed."""
+    try:
+        async for event in events:
+            yield event
+    except EngineError as exc:
+        raise BatchFailed(str(exc)) from exc

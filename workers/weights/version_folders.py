@@ -169,7 +169,7 @@ class VersionFolders(ABC):
             record = read_index(folder, index)  # a previous attempt may have fetched it
         except PublishError:
             (folder / INDEX_FILE).unlink(missing_ok=True)
-            fetch({INDEX_FILE: MAX_INDEX_BYTES})
+            self._fetch_index(fetch)
             record = read_index(folder, index)
         remove_strangers(folder, {**record.sizes, INDEX_FILE: MAX_INDEX_BYTES})
         present = size_of(folder)
@@ -181,6 +181,16 @@ class VersionFolders(ABC):
             raise PublishError(f"{wrong[0]} does not match the index: it is fetched again.")
         for path in (*sorted(folder.iterdir()), folder):
             fsync(path)
+
+    def _fetch_index(self, fetch: Callable[[Mapping[str, int]], None]) -> None:
+        """Fetch the index; while the disk is full, delete unused versions, the oldest first, and try again."""
+        versions = iter(list(self.by_index().values()))
+        while True:
+            try:
+                return fetch({INDEX_FILE: MAX_INDEX_BYTES})
+            except (DiskFull, OSError) as exc:
+                if not is_full(exc) or not any(self.remove(path) for path in versions):
+                    raise
 
     def _make_or_pause(self, publication: Publication) -> tuple[Path, Fetched]:
         """Call ``make``; after it found the disk full, raise the same error for a while.

@@ -149,7 +149,7 @@ async def _run(config: Config) -> None:
 
 def main(config: Config) -> int:
     """Serve agents until SIGTERM or SIGINT. Blocks."""
-    allow_files(2 * MAX_CONNECTIONS + SPARE_FILES)
+    allow_files(3 * MAX_CONNECTIONS + SPARE_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(config))
     return 0

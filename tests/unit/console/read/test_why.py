@@ -32,7 +32,6 @@ from penstock.records.worker_causes import (
     PartSilent,
     PartStarting,
     RedisFull,
-    StepLong,
     TrainerGone,
     VersionLoading,
     VersionNotServed,
@@ -122,16 +121,6 @@ SILENT = {**PRODUCER, "age_s": 40.0}
             TrainerGone("actor", 30.0, drives=True),
         ),
         (state(("producer", GATE)), 1, Working("trainer", "actor", idle_s=30.0)),
-        (
-            state(("producer", GATE), trainers=[{"name": "actor", "age_s": 61.0, "step_s": 6.1, "pid": 9}]),
-            1,
-            Working("trainer", "actor", idle_s=61.0),
-        ),
-        (
-            state(("producer", GATE), trainers=[{"name": "actor", "age_s": 61.0, "step_s": 6.0, "pid": 9}]),
-            1,
-            StepLong("actor", 61.0, 6.0, 9),
-        ),
         (
             state(("producer", NoPublication("policy")), subs=[]),
             1,

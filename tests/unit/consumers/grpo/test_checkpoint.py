@@ -60,6 +60,8 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
 
 def test_shards_are_kept_with_the_file_that_names_them(tmp_path: Path) -> None:
     abandoned = checkpoint.save_shard(tmp_path, step=15, rank=1, learner=learner(0))
+    for rank in (1, 2):
+        (tmp_path / f".writing-rank{rank}-1.pt").write_bytes(b"of a rank that was killed")
     for step in (5, 10, 15):
         name = checkpoint.save_shard(tmp_path, step=step, rank=1, learner=learner(step))
         newest = checkpoint.save(tmp_path, step=step, learner=learner(step), trainer={}, shards=[name])
@@ -68,6 +70,7 @@ def test_shards_are_kept_with_the_file_that_names_them(tmp_path: Path) -> None:
         "step00000015-rank1",
     ]
     assert abandoned != name
+    assert not list(tmp_path.glob(".writing-*"))
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found.path == newest
