@@ -303,4 +303,4 @@ def test_an_evaluation_that_cannot_be_written_stops_no_trainer(
     with Requests(config, name="held", lane="eval") as held:
         found = together(lambda: held.answer(prompts("a"), timeout=PATIENCE_S), answering(Player(client, keys), 1))
         held.record_evaluation("held", found)
-    assert "the evaluation of version 0 on held is not in" in caplog.text
+    assert "failed to write the evaluation of version 0 on held to" in caplog.text

@@ -280,7 +280,7 @@ def test_contradictions_are_refused_with_a_sentence(groups: list[dict[str, Any]]
             },
             "set its model_path",
         ),
-        ({"ports": [20000, 20002]}, r"\[20000, 20002\] is too small for host 127.0.0.1: no 10 free ports left"),
+        ({"ports": [20000, 20002]}, r"\[20000, 20002\] is too small for host 127.0.0.1: no block of 10 ports"),
         ({"ports": [2, 1]}, "is not a range"),
     ],
 )
@@ -325,7 +325,10 @@ def test_a_block_of_ports_is_given_once_and_not_where_one_is_taken(monkeypatch: 
     monkeypatch.setattr(nodes, "reserve", lambda first: None if first == 20 else socket.socket())
     ports = Ports("h", 5, 50, reserves=True)
     assert [ports.take(owner) for owner in "abb"] == [10, 30, 40]
-    with pytest.raises(ConfigError, match=r"\[5, 50\] is too small for host h: no 10 free ports left for c"):
+    with pytest.raises(
+        ConfigError,
+        match=r"\[5, 50\] is too small for host h: no block of 10 ports from a multiple of 10 is free for c",
+    ):
         ports.take("c")
     ports.release("b")
     assert ports.take("c") == 30
