@@ -1,6 +1,5 @@
 """The state of a fleet in Redis, and requests to scale it: fields of the hash ``fleet``."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -93,17 +92,17 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
         ProtocolError: penstock did not write the record.
     """
     what = "The state of the fleet"
-    record = unpack_map(client.hget(keys.fleet, STATE) or pack({}), what)
-    fields = record | {"autoscale": record.get("autoscale") or None}
-    try:
-        age_s = time.time() - _State.model_validate(fields, strict=True).at if record else math.inf
-    except ValidationError as exc:
-        error = exc.errors(include_url=False)[0]
-        name = ".".join(map(safe_repr, error["loc"]))
-        raise ProtocolError(f"{what} has an invalid field {name}: {explain(error)}.") from exc
-    if age_s > GONE_S:
-        raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
-    return record | {"age_s": age_s}
+    if data := client.hget(keys.fleet, STATE):
+        record = unpack_map(data, what)
+        try:
+            state = _State.model_validate(record | {"autoscale": record.get("autoscale") or None}, strict=True)
+        except ValidationError as exc:
+            error = exc.errors(include_url=False)[0]
+            name = ".".join(map(safe_repr, error["loc"]))
+            raise ProtocolError(f"{what} has an invalid field {name}: {explain(error)}.") from exc
+        if (age_s := time.time() - state.at) <= GONE_S:
+            return record | {"age_s": age_s}
+    raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
 
 
 def write_wanted(client: Client, keys: Keys, group: str, count: int) -> None:
