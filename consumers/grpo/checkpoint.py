@@ -76,6 +76,16 @@ def save(
     """
     content = {"step": step, "learner": learner, "trainer": trainer, "rng": _rng(), "shards": list(shards)}
     path = _save(Path(folder), step, "", content)
+    try:
+        _delete_others(path, shards, keep)
+    except OSError as exc:
+        raise PenstockError(f"old checkpoints in {folder} cannot be deleted: {exc}.") from exc
+    return path
+
+
+def _delete_others(path: Path, shards: Sequence[str], keep: int) -> None:
+    """Delete all files but those of this checkpoint and of the ``keep`` - 1 before it."""
+    step = _step(path)
     earlier = [file for file in _files(path.parent) if _step(file) < step]
     kept = {_step(file) for file in earlier[-keep + 1 :]} if keep > 1 else set()
     # Other checkpoints of this step or later belong to an abandoned lineage.
@@ -83,11 +93,10 @@ def save(
         is_ours = _NAME.fullmatch(file.name) or _SHARD_NAME.fullmatch(file.name)
         if is_ours and file.name not in {path.name, *shards} and _step(file) not in kept:
             file.unlink()
-    # Of ranks that a start before had, and that no longer exist.
+    # An earlier start may have had more ranks.
     for leftover in path.parent.glob(f"{_TEMPORARY}rank*"):
         if int(leftover.name.removeprefix(f"{_TEMPORARY}rank").partition("-")[0]) > len(shards):
             leftover.unlink()
-    return path
 
 
 def _save(directory: Path, step: int, kind: str, content: dict[str, Any]) -> Path:
@@ -185,22 +194,20 @@ def latest(
 
 
 def _load(path: Path) -> Checkpoint:
-    _check(path)
-    content = torch.load(path, weights_only=True, map_location="cpu")
+    content = _read(path)
     shards = [path.with_name(name) for name in content["shards"]]
-    for one in shards:
-        if not _SHARD_NAME.fullmatch(one.name):
-            raise PenstockError(f"it names {one.name} as a file of shards")
-        _check(one)
-    # Mapped, so that a rank holds no more than its own part, and one full tensor at a time.
-    paths = [path, *shards] if shards else []
-    parts = [torch.load(one, weights_only=True, map_location="cpu", mmap=True)["learner"] for one in paths]
-    return Checkpoint(path, int(content["step"]), parts or [content["learner"]], content["trainer"], content["rng"])
+    if wrong := [one.name for one in shards if not _SHARD_NAME.fullmatch(one.name)]:
+        raise PenstockError(f"it names {wrong[0]} as a file of shards")
+    parts = [content["learner"], *(_read(one)["learner"] for one in shards)]
+    return Checkpoint(path, int(content["step"]), parts, content["trainer"], content["rng"])
 
 
-def _check(path: Path) -> None:
+def _read(path: Path) -> dict[str, Any]:
+    """Check and map a file, so that a rank holds its own part and one full tensor at a time."""
     if (found := file_xxh3(path)) != int(path.stem.rpartition("-")[2], 16):
         raise PenstockError(f"the XXH3 of {path.name} is {found:016x}")
+    content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    return content
 
 
 def _files(directory: Path) -> list[Path]:

@@ -55,12 +55,12 @@ def own_part(state: Any) -> Any:
 def joined(parts: Sequence[Any]) -> Any:
     """Return the full tensor of what ``own_part`` made of a sharded one on all ranks, or the value of rank 0.
 
-    Tensors of several parts are copies: those of the checkpoint's files keep deleted files on the disk.
+    Tensors are copies: those of a mapped file would keep it on the disk after its deletion.
     """
     first = parts[0]
     if isinstance(first, dict) and "shard" in first:
         return torch.cat([one["shard"] for one in parts])
-    return first.clone() if isinstance(first, Tensor) and len(parts) > 1 else first
+    return first.clone() if isinstance(first, Tensor) else first
 
 
 def split_like(value: Any, like: Tensor | None) -> Any:
